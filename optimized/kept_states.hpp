@@ -11,17 +11,18 @@ namespace lethe {
 inline constexpr int64_t kLongestOfTwoBlocks = 8192;
 
 /// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th token,
-/// of 64 or 128 rows and 64 columns, in bfloat16. 0 where it leaves none: of float16 and of normalised calls, whose units and column would have to be left, too.
+/// of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32. 0 where it leaves none.
 /// Int: int64_t, or a symbolic integer.
 template <typename Int>
 Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim, const MatrixStateForm& form,
                      Dtype dtype) {
-  if (dtype != Dtype::kBFloat16 || form.normalize) return 0;
+  if (dtype != Dtype::kBFloat16 && dtype != Dtype::kFloat16) return 0;
   if (form.key_gate == MatrixStateForm::Gate::kKey || form.value_gate || form.delta) return 0;
   if (key_dim > 128 || value_dim > 64 || value_dim < 1) return 0;
   const int blocks = key_dim > 64 ? 2 : 1, each = 512 / blocks;
-  if (length <= each || (blocks > 1 && length > kLongestOfTwoBlocks)) return 0;
-  return (length + 63) / 64 * (blocks * 64 * 64 * 2);
+  if (length <= each || (blocks > 1 && length > kLongestOfTwoBlocks && !form.normalize)) return 0;
+  const int units = dtype == Dtype::kFloat16 ? 4 : 0, column = form.normalize ? 64 : 0;  // floats of 64 rows
+  return (length + 63) / 64 * (blocks * (64 * 64 * 2 + 4 * (units + column)));
 }
 
 /// Whether a forward leaves them: of a scale by which the backward may divide.

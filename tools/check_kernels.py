@@ -36,13 +36,14 @@ SPILLS = [
     (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
     # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows; with a normaliser first
     (r"sweep_forwardI13__nv_bfloat16\w+10NormalizerE[12]E", 64),
-    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 312),
+    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[12]E", 208),
     (r"sweep_forwardI6__half\w+Li2E\w+10NormalizerE[12]E", 48),
     (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 24),
-    (r"sweep_forwardI6__halfLb\dELi1E", 120),
+    (r"sweep_forwardI6__halfLb0ELi1E\w+ELi2E", 144),
+    (r"sweep_forwardI6__halfLb\dELi1E", 56),
     (r"sweep_gradientsI\w+Li1ELb1E", 72),
     (r"sweep_gradientsI13__nv_bfloat16\w+Li2ELb1E", 204),
-    (r"sweep_gradientsI6__half\w+Li2ELb1E", 276),
+    (r"sweep_gradientsI6__half\w+Li2ELb1E", 284),
     (r"sweep_gradientsI\w+Lb1ELi1E", 80),
     (r"sweep_gradientsI\w+Lb1ELi2E", 64),
     (r"sweep_gradientsI\w+Lb0ELi2E", 40),

@@ -138,13 +138,13 @@ Call call_of(const MatrixStateInputs& in) {
 
 c10::SymInt kept_state_bytes(const MatrixStateInputs& in) {
   const at::ScalarType dtype = in.query.scalar_type();
-  if (dtype != at::kBFloat16 || in.query.dim() != 4 || in.value.dim() != 4) return 0;
+  if ((dtype != at::kBFloat16 && dtype != at::kHalf) || in.query.dim() != 4 || in.value.dim() != 4) return 0;
   return kept_state_bytes<c10::SymInt>(in.query.sym_size(1), in.query.sym_size(3), in.value.sym_size(3), form_of(in),
                                        dtype_of(dtype));
 }
 
 bool leaves_states(const MatrixStateInputs& in) {
-  return capability_of(in.query) == 90 && keeps_states_at(in.scale) && in.query.sym_numel() > 0 &&
+  return capability_of(in.query) == 90 && keeps_states_at(in.normalize ? 1.0 : in.scale) && in.query.sym_numel() > 0 &&
          kept_state_bytes(in) > 0;
 }
 

@@ -28,10 +28,10 @@ namespace lethe {
 /// returns  values [B,T,H,V], dtype of query; state after the last token, as the given one.
 ///          normalize divides by z·q as it is: where it is 0, values are NaN or infinite
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
-/// cost     O(B·H·T·K·V), forward and backward. Saves its inputs for the backward; where that is recorded, on compute capability 9.0, with bfloat16 inputs to
-///          128 × 64 of more than 512 tokens (above 64 rows 257 to 8192), no gate or one a token, without normalize, and 2⁻³² ≤ |scale| ≤ 2³², also the
-///          state before every 64th token in 16 bits: 128 bytes a token and head (above 64 rows 256), at 8 × 4096 × 24 of 64 × 64
-///          96 MiB beside q, k and v of 288 MiB. Other calls save nothing else. On the CPU the backward's own memory
+/// cost     O(B·H·T·K·V), forward and backward. Saves its inputs for the backward; where that is recorded, on compute capability 9.0, with 16-bit inputs to
+///          128 × 64 of more than 512 tokens (above 64 rows 256, and without normalize to 8192), no gate or one a token, and 2⁻³² ≤ |scale| ≤ 2³², also the
+///          state before every 64th token in 16 bits: 128 bytes a token and head (above 64 rows 256), with normalize 4 (8) more, float16 ¼ (½). At
+///          8 × 4096 × 24 of 64 × 64 they are 96 MiB beside q, k and v of 288 MiB. Other calls save nothing else. On the CPU the backward's own memory
 ///          is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
 ///          with normalize O(T·V) in float64. A GPU's backward keeps the state of every 64th token,
 ///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0 to 128 × 64 the saved ones or of every 512th (above 64 rows 256th; with

@@ -31,8 +31,8 @@ struct Piece {
   int begin, end;
 
   __host__ __device__ Piece(const SegmentOrder& order, int n, int pieces)
-      : begin(static_cast<int>(int64_t{1} * order.segments * n / pieces)),
-        end(static_cast<int>(int64_t{1} * order.segments * (n + 1) / pieces)) {}
+      : begin(static_cast<int>(static_cast<unsigned>(order.segments) * n / pieces)),
+        end(static_cast<int>(static_cast<unsigned>(order.segments) * (n + 1) / pieces)) {}
 
   /// The n-th of two, the second of which begins at `second`.
   static __device__ Piece of_two(const SegmentOrder& order, int n, int second) {
@@ -64,10 +64,14 @@ struct SegmentArguments {
   bool only_last;       ///< of head_states: the state after the last segment alone is wanted
 };
 
-/// The states before every chunk that a forward leaves for its backward (kept_states.hpp), of one tile.
+/// The states before every chunk that a forward leaves for its backward (kept_states.hpp), of one tile: in each head the rounded states, and then their units
+/// and the normaliser's columns.
 struct KeptStates {
   CUtensorMap states;  ///< [B, chunks · blocks · 64 rows, H, 64]
   bool wanted;         ///< by a forward
+  float* units;        ///< [chunks, blocks, 4] a head, of float16: those of 16 rows each
+  float* columns;      ///< [chunks, blocks, 64] a head, normalised: z
+  int64_t stride;      ///< floats from a head to the next
 };
 
 /// A forward, by pieces of heads and tiles of 64 columns of the state.
@@ -112,6 +116,9 @@ struct PreparedGatesArguments {
   float scale;
   bool by_time;       ///< whether those are wanted, too
   PreparedGates* to;  ///< [B·H, chunks]
+  int32_t* marks;     ///< [mark_count], of the gradients' kernel: cleared; null: there are none
+  int mark_count;
+  bool beside_previous;  ///< nothing is read that the kernel before writes
 };
 
 /// All gradients, by heads and by pieces of heads, of a state of one tile of columns.
@@ -125,13 +132,14 @@ struct StateGradientArguments {
   int batch, heads, rows, columns;
   float scale;
   const float* grad_normalizer;  ///< [B·H, chunks · 64], normalised: dO is that over z·q, and this the gradient of z·q
-  const float *initial, *grad_last;         ///< [B, H, rows, columns] contiguous; null: zeros
-  float* grad_initial;                      ///< the same; null: not wanted
-  int whole_heads;                          ///< the first ones, a CTA each; of the others
-  int pieces, handed;                       ///< in reverse; segments in `grad_states`, all before the last piece
-  const float *states, *vectors;            ///< of SegmentArguments: after all segments but the last
-  const float *grad_states, *grad_vectors;  ///< in reverse
-  KeptStates kept;                          ///< in place of `states`, where the forward left them
+  const float *initial, *grad_last;   ///< [B, H, rows, columns] contiguous; null: zeros
+  float* grad_initial;                ///< the same; null: not wanted
+  int whole_heads;                    ///< the first ones, a CTA each; of the others
+  int pieces, handed;                 ///< in reverse; segments in `grad_states`, all before the last piece
+  const float *states, *vectors;      ///< of SegmentArguments: after all segments but the last
+  float *grad_states, *grad_vectors;  ///< in reverse; written where the first of two pieces hands R on
+  KeptStates kept;                    ///< in place of `states`, where the forward left them
+  int32_t* marks;  ///< [cut heads, warps]: 1 where R has been handed on, 0 before; null: all are there
 };
 
 }  // namespace lethe::matrix_state

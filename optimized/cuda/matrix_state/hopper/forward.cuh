@@ -18,6 +18,7 @@
 #include "optimized/cuda/matrix_state/hopper/forward_read_weighted.cuh"
 #include "optimized/cuda/matrix_state/hopper/kept_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
+#include "optimized/cuda/ptx/publish.cuh"
 
 namespace lethe::matrix_state {
 
@@ -69,7 +70,7 @@ struct Forward {
   static constexpr Normalizer kNormalizer = kNormalizer_;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
                         kNormalized = kNormalizer != Normalizer::kNone,
-                        kLeavesStates = kNormalizer == Normalizer::kNone && !kHalf;
+                        kLeavesStates = kNormalizer != Normalizer::kGradients;
   /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
   static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
   using Shared = ForwardShared<kBlocks, kReaders>;
@@ -150,7 +151,8 @@ struct Forward {
   __device__ __forceinline__ void update_state(int block) const {
     if (piece.begin > 0) {
       wait_for_previous_kernel();
-      while (kHandsOn && p.marks && !ptx::load_acquire(mark(block))) __nanosleep(100);
+      // By a vote: behind a loop that lanes leave apart no address would be in uniform registers.
+      while (kHandsOn && p.marks && !__all_sync(kAllLanes, ptx::load_acquire(mark(block)))) __nanosleep(100);
     }
     const Place place{warp, lane};
     const int stride = p.columns + kNormalized;
@@ -223,7 +225,8 @@ struct Forward {
         store_packed(ptx::shared_address(rounded_state(buffer) + block * kPanel), packed, place);
         ptx::fence_async_shared();
         arrive_warp(&small().state_full[buffer], lane);
-        if constexpr (kLeavesStates) leave_state(*this, buffer, n, block);
+        if constexpr (kLeavesStates)
+          leave_state(*this, buffer, n, block, inverse[0], [&](int half) { return last.value(state, half); });
       }
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       if constexpr (kGated) state.forget(gates(at.index).total);
@@ -256,7 +259,7 @@ struct Forward {
             place, [&](int half, int row) { p.vectors[(segment * kBlocks + block) * 64 + row] = last.before[half]; });
       __threadfence();
       __syncwarp();
-      if (lane == 0) ptx::store_release(mark(block), 1);
+      ptx::store_release_if(lane == 0, mark(block), 1);
     }
     if (!p.last || piece.end < order.segments) return;
     store_block(p.last, head, block, tile, p.rows, p.columns, stride, place, [&](int i) { return state.value(i); });

@@ -71,9 +71,13 @@ __device__ __forceinline__ void store_gate_gradients(const Call& call) {
   int used = 0;
   int64_t first_done = -1;  // of the next chunk: segments follow each other in reverse, as their chunks do
   const auto finish = [&] {
-    const RawGates raw = load_gates(call.gate(), p.gate.token_stride, first_done, p.length, false, call.lane);
+    // Of tokens beyond the last that one's: where lanes branch apart around a load, no loop of the kernel has its counters in uniform registers.
+    const auto is_cut_at = [&](int64_t token) {
+      return is_cut(load_global(call.gate() + min(token, p.length - 1) * p.gate.token_stride));
+    };
+    const Cuts cuts{is_cut_at(first_done + 2 * call.lane), is_cut_at(first_done + 2 * call.lane + 1)};
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
-    store_gate_gradient(call.crossings(at.index), {is_cut(raw.first), is_cut(raw.second)},
+    store_gate_gradient(call.crossings(at.index), cuts,
                         p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
                         p.length - first_done, call.lane);
     first_done -= kChunk;
@@ -123,19 +127,26 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
   const int group =
                 threadIdx.x / kComputing + (kKept && threadIdx.x >= kComputing),  // where S is kept, none has group 1
       warp = threadIdx.x / 32 % kWarps;
-  const int cut_heads = p.batch * p.heads - p.whole_heads, cut = static_cast<int>(blockIdx.x) - p.whole_heads,
-            head = cut < 0 ? static_cast<int>(blockIdx.x) : p.whole_heads + cut % cut_heads;
+  const int heads = p.batch * p.heads, cut_heads = heads - p.whole_heads;
+  int unit = static_cast<int>(blockIdx.x);
+  // Pieces that others wait for come first, then whole heads, by the end of whose first round those have ended.
+  if (kKept && p.marks && unit < heads) unit += unit < cut_heads ? p.whole_heads : -cut_heads;
+  const int cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, true, kChunksOfSegment<kBlocks>);
+  // In uniform registers, as then loops' counters, addresses of barriers and descriptors are.
+  Piece piece = cut < 0 ? Piece(order, 0, 1) : Piece(order, cut / cut_heads, p.pieces);
+  piece.begin = ptx::in_uniform_register(piece.begin);
+  piece.end = ptx::in_uniform_register(piece.end);
   const Gradients<Element, kGated, kBlocks, kNormalized, kKept> call{
       p,
       memory,
-      kBlocks == 1 ? ptx::in_uniform_register(warp) : warp,  // there are no registers for it above 64 rows
+      kBlocks == 1 || kKept ? ptx::in_uniform_register(warp) : warp,  // else there are no registers for it
       static_cast<int>(threadIdx.x % 32),
       head / p.heads,
       head % p.heads,
       head,
       order,
-      cut < 0 ? Piece(order, 0, 1) : Piece(order, cut / cut_heads, p.pieces)};
+      piece};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();
@@ -148,7 +159,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     init(small.empty, 3 * kArrivals);
     init(small.rebuild_full, 1);
     init(small.rebuild_empty, kArrivals);
-    init(small.state_full, kKept ? 1 : kArrivals);
+    // Where S was left, its copy, and units and z.
+    init(small.state_full, kKept ? 1 + (call.kHalf || kNormalized) * kArrivalsOfAWarp : kArrivals);
     init(small.state_empty, (kGated ? 2 : 1) * kArrivals);
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kArrivals);

@@ -145,9 +145,9 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
         const float* const x = call.grad_normalizer(at.index);
         add_outer_product(out, x[i0], x[i0 + 8], call.columns().states[chunk.slot], call.lane);
       }
-      arrive_warp(&small.state_empty[chunk.slot], call.lane);
+      if constexpr (!Call::kReadsBesideState) arrive_warp(&small.state_empty[chunk.slot], call.lane);
       // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : 1.0f; };
+      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : call.state_scale(); };
       const float read_state[2] = {factor(i0), factor(i0 + 8)};
       float dot[2] = {0.0f, 0.0f};
       if constexpr (kGated) add_dots<Element>(dot, out, query, place);
@@ -163,6 +163,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_fence();
       issue_query_of_pairs();
       ptx::wgmma_commit();
+      if constexpr (Call::kReadsBesideState) arrive_warp(&small.state_empty[chunk.slot], call.lane);
       if constexpr (kGated)
         store_dots(call.crossings(at.index).queries, {read_state[0] * dot[0], read_state[1] * dot[1]}, place);
 

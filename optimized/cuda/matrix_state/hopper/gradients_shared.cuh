@@ -9,7 +9,6 @@ namespace lethe::matrix_state {
 /// kBlocks: of 64 rows of the state. kKept: whether S of every chunk is read as the forward left it.
 template <int kBlocks, bool kNormalized, bool kKept>
 struct GradientsShared {
-  static_assert(!(kKept && kNormalized));
   static constexpr int kThreads = (kKept ? 4 : 5) * kComputing, kStages = (kBlocks == 1 ? 3 : 2) + kKept,
                        kRebuildStages = kKept ? 0 : 1;
   static constexpr int kState = kBlocks * kPanel, kSlots = !kKept ? kChunksOfSegment<kBlocks> : kBlocks == 1 ? 4 : 2;
@@ -34,8 +33,8 @@ struct GradientsShared {
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
   /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call, which has no room for both, dk from dP's place.
-  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized ? kPairs : kScores + kPanel;
-  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized ? 1 : 2) * kPanel : 0),
+  static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized && !kKept ? kPairs : kScores + kPanel;
+  static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized && !kKept ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);
   /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
@@ -61,6 +60,8 @@ struct Gradients {
   using Shared = GradientsShared<kBlocks_, kNormalized_, kKept_>;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_,
                         kKept = kKept_;
+  /// Whether the first of two pieces may hand R on.
+  static constexpr bool kHandsOn = kKept;
   static constexpr int kBlocks = kBlocks_;
   const StateGradientArguments& p;
   char* const memory;
@@ -94,9 +95,12 @@ struct Gradients {
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
   __device__ char* scores() const { return memory + Shared::kScores; }
+  /// Whether warps read units or z of a place of S by loads, and the place is used again before its segment ends: it is given back when a product has what they
+  /// were multiplied into, which no arrival waits for otherwise.
+  static constexpr bool kReadsBesideState = kKept && (kHalf || kNormalized);
   /// Where S comes without the scale and nothing else is scaled between products, P, dP and R go without it, too, and results get it: as a factor of the
   /// first two, of R, and of results.
-  static constexpr bool kScalesResults = kKept && !kGated && kBlocks == 1;
+  static constexpr bool kScalesResults = kKept && !kGated && !kHalf && !kNormalized && kBlocks == 1;
   __device__ float pair_scale() const { return kScalesResults ? 1.0f : p.scale; }
   __device__ float grad_state_factor() const { return kScalesResults ? 1.0f / p.scale : 1.0f; }
   __device__ float result_scale() const { return kScalesResults ? p.scale : 1.0f; }
@@ -106,6 +110,8 @@ struct Gradients {
   __device__ const PreparedGates& prepared_gates(int64_t first) const {
     return p.gates[int64_t{1} * head * order.chunks + first / kChunk];
   }
+  /// Of a warp of R.
+  __device__ int32_t* mark() const { return p.marks + (head - p.whole_heads) * kWarps + warp; }
   __device__ const float* gate() const {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
   }

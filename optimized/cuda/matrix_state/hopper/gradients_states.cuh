@@ -2,6 +2,7 @@
 // The gradients' states: S of each chunk, computed again from the one before its segment, and R, the gradient of the state after the chunk.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_shared.cuh"
+#include "optimized/cuda/ptx/publish.cuh"
 
 namespace lethe::matrix_state {
 
@@ -114,6 +115,8 @@ struct GradState {
     for (int block = 0; block < kBlocks; ++block) load(running[block], block);
   }
   __device__ __forceinline__ void join() {}
+  /// After join(): what a piece begins with.
+  __device__ __forceinline__ const float (&joined(int block) const)[32] { return running[block]; }
   __device__ __forceinline__ float value(int block, int i) const { return running[block][i]; }
   __device__ __forceinline__ void forget(float total) {
 #pragma unroll
@@ -139,6 +142,7 @@ struct GradState<kGated, 1> {
     state.clear_sum();
   }
   __device__ __forceinline__ void join() { state.join(); }
+  __device__ __forceinline__ const float (&joined(int) const)[32] { return state.before; }
   __device__ __forceinline__ float value(int, int i) const { return state.value(i); }
   __device__ __forceinline__ void forget(float total) { state.forget(total); }
   __device__ __forceinline__ float (&sum(int))[32] { return state.sum; }
@@ -164,6 +168,9 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   const int stride = p.columns + Call::kNormalized;
   State state(p.scale);
   [[maybe_unused]] StateColumn last[kBlocks];
+  if constexpr (Call::kHandsOn) {
+    while (p.marks && call.piece.begin > 0 && !__all_sync(kAllLanes, ptx::load_acquire(call.mark()))) __nanosleep(100);
+  }
   state.load([&](float(&to)[32], int block) {
     float(&column)[2] = State::loaded(last[block]);
     if (call.piece.begin == 0) {
@@ -176,16 +183,17 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
       if constexpr (Call::kNormalized) load_column_of_segment(column, p.grad_vectors, segment, block, kBlocks, place);
     }
   });
+  const auto join = [&] {
+    if constexpr (Call::kNormalized) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) state.join_column(last[block]);
+    }
+    state.join();
+  };
   ptx::RingPosition at;
   uint32_t parity = 0;
   call.each_chunk([&](const auto& chunk) {
-    if (chunk.begins) {
-      if constexpr (Call::kNormalized) {
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) state.join_column(last[block]);
-      }
-      state.join();
-    }
+    if (chunk.begins) join();
     ptx::mbarrier_wait(&small.grad_state_empty, parity ^ 1);
     float inverse = call.grad_state_factor();
     if constexpr (Call::kHalf) {
@@ -265,6 +273,22 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
     at.advance(Shared::kStages);
     parity ^= 1;
   });
+  // For the piece after this one, whose CTA has a higher number and waits.
+  if (Call::kHandsOn && p.marks && call.piece.end < call.order.segments) {
+    join();
+    const int64_t segment = int64_t{1} * (call.head - p.whole_heads) * p.handed + call.piece.end - 1;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      store_block_of_segment(p.grad_states, state.joined(block), segment, block, kBlocks, place);
+      if constexpr (Call::kNormalized)
+        each_of_column(place, [&](int half, int row) {
+          p.grad_vectors[(segment * kBlocks + block) * 64 + row] = State::loaded(last[block])[half];
+        });
+    }
+    __threadfence();
+    __syncwarp();
+    ptx::store_release_if(call.lane == 0, call.mark(), 1);
+  }
   if (!p.grad_initial || call.piece.end < call.order.segments) return;
   const float factor = !kGated ? 1.0f : call.gate()[0] < -104.0f ? 0.0f : expf(call.gate()[0]);
 #pragma unroll

@@ -199,10 +199,11 @@ __device__ __forceinline__ void sweep_queries_and_keys(const Call& call) {
                               call.lane);
           }
         });
-        if (block + 1 == kBlocks) arrive_warp(&small.state_empty[chunk.slot], call.lane);
+        if (!Call::kReadsBesideState && block + 1 == kBlocks) arrive_warp(&small.state_empty[chunk.slot], call.lane);
         prepare_to_add(block);
         issue_product<Element, Major::kMN, Major::kMN>(out[block], call.pairs(), key + block * kPanel, true);
         ptx::wgmma_commit();
+        if (Call::kReadsBesideState && block + 1 == kBlocks) arrive_warp(&small.state_empty[chunk.slot], call.lane);
       }
       if constexpr (kGated) store_dots(call.crossings(at.index).queries, dot, place);
     }

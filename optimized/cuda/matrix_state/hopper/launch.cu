@@ -66,9 +66,9 @@ void by_type_and_normalizer(const MatrixStateInput& in, Visit&& visit) {
   });
 }
 
-// The gates of all chunks.
+// The gates of all chunks; marks of the gradients' kernel are cleared.
 void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, bool by_time, PreparedGates* to,
-                             cudaStream_t stream) {
+                             const SegmentMemory& grads, bool beside_previous, cudaStream_t stream) {
   PreparedGatesArguments p{};
   p.gate = arguments_of<SegmentArguments>(in).gate;
   p.length = in.shape.key_length;
@@ -77,9 +77,12 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, bool by_ti
   p.scale = scale;
   p.by_time = by_time;
   p.to = to;
+  p.marks = grads.marks;
+  p.mark_count = grads.mark_count;
+  p.beside_previous = beside_previous;
   const int64_t chunks = heads_of(in.shape) * order_of(in.shape).chunks;
   launch(prepare_all_gates, (chunks + kPreparingWarps - 1) / kPreparingWarps, 32 * kPreparingWarps,
-         sizeof(PreparingShared), false, stream, p);
+         sizeof(PreparingShared), beside_previous, stream, p);
 }
 
 // Whether a kernel starts before the one before it has ended, and whether it waits for that before it reads.
@@ -142,15 +145,19 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   return true;
 }
 
+void clear(const SegmentMemory& handed, cudaStream_t stream) {
+  constexpr int kThreads = 256;
+  clear_marks<<<(handed.mark_count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(handed.marks, handed.mark_count);
+  cuda_check(cudaGetLastError(), "matrix state: marks");
+}
+
 // What a forward's pieces begin with. Returns whether there is anything to launch.
 bool launch_before_pieces(const MatrixStateInput& in, const ForwardSplit& split, const SegmentMemory& handed,
                           Overlap overlap, cudaStream_t stream) {
   if (!split.handed_on)
     return sum_segments(in, in.key, in.value, nullptr, 1.0f, false, in.initial_state, handed, split.pieces, overlap,
                         stream, split.second > 0 ? By::kOneState : By::kSegments);
-  constexpr int kThreads = 256;
-  clear_marks<<<(handed.mark_count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(handed.marks, handed.mark_count);
-  cuda_check(cudaGetLastError(), "matrix state: marks");
+  clear(handed, stream);
   return true;
 }
 
@@ -239,7 +246,7 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
   Workspace memory(nullptr);
   const Split split(shape, form);
   SegmentMemory(memory, shape, form.normalize, heads_of(shape), segments_to_sum(shape, form));
-  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
+  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape), split.handed_on);
   if (form.normalize) {
     const ForwardSplit divided(shape, form);
     SegmentMemory(memory, shape, true, divided);
@@ -274,17 +281,23 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const bool normalized = a.form.normalize;
   Workspace memory(a.workspace);
   const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), segments_to_sum(a.shape, a.form)),
-      grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape));
+      grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape), split.handed_on);
   const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated);
-  if (gated) prepare_gates_of_chunks(a, scale, !a.form.kept_states, gates, a.stream);
+  // With a normaliser beside its pass, on multiprocessors that have no work there.
+  const auto prepare = [&] {
+    prepare_gates_of_chunks(a, scale, !a.form.kept_states, gates, grads, normalized, a.stream);
+  };
+  if (gated && !normalized) prepare();
+  else if (!gated && grads.marks) clear(grads, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
-  Overlap overlap = gated ? Overlap::kBeside : Overlap::kNone;
+  Overlap overlap = (gated ? !normalized : grads.marks != nullptr) ? Overlap::kBeside : Overlap::kNone;
   const auto sum_states = [&](By by) {
     sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, 0, overlap, a.stream, by);
   };
   const auto sum_grads = [&] {
+    if (grads.marks) return false;
     const By by = blocks_of(a.shape) == 1 ? By::kSegments : split.pieces == 2 ? By::kOneState : By::kStates;
     return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, split.pieces,
                         overlap, a.stream, by);
@@ -294,10 +307,11 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     const SegmentMemory handed(memory, a.shape, true, forward);
     const NormalizerMemory divided(memory, a.shape);
     const bool before = launch_before_pieces(a, forward, handed, overlap, a.stream);
-    divide_gradients(a, forward, handed, states, divided, before || gated);
+    divide_gradients(a, forward, handed, states, divided, before || overlap != Overlap::kNone);
     const int64_t token = a.shape.heads * a.shape.value_dim;
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;
+    if (gated) prepare();
     overlap = Overlap::kWaits;
     sum_grads();
   } else if (states.segments == 0) {
@@ -318,6 +332,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   if (a.form.kept_states) p.kept = kept_states_of(a, a.kept_states, kChunk);
   p.grad_states = grads.states;
   p.grad_vectors = grads.vectors;
+  p.marks = grads.marks;
   p.handed = grads.segments;
   const Maps map = maps_of(a);
   p.maps[0] = map(a.query, a.shape.key_dim);
@@ -347,8 +362,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
       launch(sweep_gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>, ctas, Shared::kThreads,
              Shared::kBytes, states.segments > 0 || overlap != Overlap::kNone, a.stream, p);
     };
-    if constexpr (std::is_same_v<decltype(element), __nv_bfloat16> && !kNormalized)
-      if (a.form.kept_states) return launch_gradients(std::true_type{});
+    if (a.form.kept_states) return launch_gradients(std::true_type{});
     launch_gradients(std::false_type{});
   });
 }

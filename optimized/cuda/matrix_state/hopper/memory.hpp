@@ -22,6 +22,9 @@ inline KeptStates kept_states_of(const MatrixStateInput& in, const void* states,
   kept.states = tensor_map({begin, s.heads * a_head / 2, row, a_head / 2}, in.dtype, s.batch, blocks * 64, s.heads, row,
                            tokens, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   kept.wanted = true;
+  kept.units = reinterpret_cast<float*>(begin + blocks * 64 * row * 2);
+  kept.columns = kept.units + (in.dtype == Dtype::kFloat16 ? blocks * kWarps : 0);
+  kept.stride = a_head / static_cast<int64_t>(sizeof(float));
   return kept;
 }
 

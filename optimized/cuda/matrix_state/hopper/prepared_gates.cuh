@@ -19,13 +19,17 @@ __global__ void __launch_bounds__(32 * kPreparingWarps)
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<PreparingShared*>(memory);
   let_next_kernel_start();
-  wait_for_previous_kernel();
+  if (!p.beside_previous) wait_for_previous_kernel();
+  const int64_t mark = int64_t{1} * blockIdx.x * blockDim.x + threadIdx.x;
+  if (mark < p.mark_count) p.marks[mark] = 0;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
             chunks = static_cast<int>((p.length + kChunk - 1) / kChunk);
   // Heads side by side, whose gates are.
-  const int64_t index = int64_t{1} * blockIdx.x * kPreparingWarps + warp;
-  const int64_t h = index % p.heads, chunk = index / p.heads % chunks, b = index / p.heads / chunks;
-  if (b >= p.batch) return;
+  const unsigned index = blockIdx.x * kPreparingWarps + warp,
+                 of_heads = index / p.heads;  // their gates would be terabytes from 2³² on
+  const int64_t h = index - of_heads * p.heads, b = of_heads / chunks,
+                chunk = of_heads - static_cast<unsigned>(b) * chunks;
+  if (b >= p.batch) return;  // not of the last CTA's warp 0
   const float* gate = p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride;
   PreparedGates& own = shared.all[warp];
   ChunkGates& by_time = shared.by_time[warp];
@@ -45,6 +49,7 @@ __global__ void __launch_bounds__(32 * kPreparingWarps)
   const int pieces = (p.by_time ? sizeof(PreparedGates) : sizeof(GatesInReverse)) / sizeof(float4);
   float4* const to = reinterpret_cast<float4*>(p.to + (b * p.heads + h) * chunks + chunk);
   for (int i = lane; i < pieces; i += 32) to[i] = reinterpret_cast<const float4*>(&own)[i];
+  end_after_previous_kernel();
 }
 
 }  // namespace lethe::matrix_state

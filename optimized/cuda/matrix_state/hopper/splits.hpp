@@ -65,8 +65,18 @@ struct ForwardSplit {
 /// The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
 struct Split {
   int whole_heads, pieces;
+  bool handed_on =
+      false;  // R of the second of two pieces comes from the first, between which a round of whole heads is swept
 
   Split(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
+    cut(shape, form);
+    handed_on = form.kept_states && pieces == 2 && whole_heads >= multiprocessors();
+  }
+  int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
+  int handed(const Shape& shape) const { return segments_before_last(shape, pieces); }
+
+ private:
+  void cut(const Shape& shape, const MatrixStateForm& form) {
     const int processors = multiprocessors(), left = whole_heads % processors, segments = order_of(shape).segments;
     if (left == 0) return;
     if (blocks_of(shape) > 1) {  // R of a piece's beginning comes by a CTA a head
@@ -89,8 +99,6 @@ struct Split {
       if (cost(n) < cost(pieces)) pieces = n;
     if (pieces > 1) whole_heads -= left;
   }
-  int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
-  int handed(const Shape& shape) const { return segments_before_last(shape, pieces); }
 };
 
 }  // namespace lethe::matrix_state

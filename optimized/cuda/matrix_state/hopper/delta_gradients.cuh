@@ -145,7 +145,7 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit> {
                       first, b, h, place);
     if (gated)
       share_gates(of_pairs, corrects ? corrections_unit * key_unit * key_unit : reads_unit * query_unit * key_unit);
-    if (lane == 0) ptx::bulk_wait<0>();
+    if (lane == 0) ptx::bulk_wait_read<0>();  // the kernel's end waits for the writes
   }
 
   /// The sums' rows times those of a tile, whose numbers are divided by `unit`.

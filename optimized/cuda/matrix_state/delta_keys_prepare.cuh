@@ -72,7 +72,7 @@ struct DeltaKeyPreparation {
                                           min(beta_token, p.length - 1) * p.beta.token_stride + h * p.beta.head_stride),
                 beta = beta_token < p.length ? beta_inside : 0.0f;
     typename Block::Pairs near_pairs;
-    float own[2] = {0.0f, 0.0f}, key_unit[2], query_unit[2], gates[2][8];
+    float key_unit[2], query_unit[2], gates[2][8];
     {
       // The warps that had less to do wait for the others while this comes.
       typename Block::Rows keys, queries;
@@ -87,15 +87,13 @@ struct DeltaKeyPreparation {
     for (int s = 0; s < Block::kSteps; ++s) {
       float next[2][8];
       if (s + 1 < Block::kSteps) call.load_gates(next, s + 1);
-      call.halve(gates, s, near_pairs, own);
+      call.halve(gates, s, near_pairs);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int c = 0; c < 8; ++c) gates[half][c] = next[half][c];
     }
     near_pairs.select(g, t);
-    own[0] = quad_sum(own[0]);
-    own[1] = quad_sum(own[1]);
     if (t < 2) {
       const int row = i0 + 8 * t;
       const float unit = t ? key_unit[1] : key_unit[0];
@@ -132,7 +130,7 @@ struct DeltaKeyPreparation {
       // A query and its own key.
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (2 * t + e == g) (c % 2 ? pairs[c][2 + e] : pairs[c][e]) = own[c % 2];
+        if (2 * t + e == g) (c % 2 ? pairs[c][2 + e] : pairs[c][e]) = near_pairs.own[c % 2][2 * (c % 2) + e];
     }
     constexpr float kUnscale = 1.0f / (kRowScale * kRowScale);
     {

@@ -142,6 +142,7 @@ void launch_windows(const Shape& shape, DeltaKeyArguments p, cudaStream_t stream
   const int64_t heads = heads_of(shape);
   p.all_heads = static_cast<int>(heads);
   p.chunks = chunks;
+  p.last_rows_first = !kKeeps && kWidth == 128 && runs_hopper_code();  // as sweep_keys_by_warpgroups reads them
   if (p.stride == chunks && launch_at_once<Element, kRows, kWidth, kKeeps>(p, heads, stream)) return;
   p.prepared = nullptr;
   char* const records = p.records;

@@ -284,16 +284,17 @@ struct DeltaKeyBlock {
     uint32_t of_read[4], of_write[4];
     pack_factors(of_read, before);
     pack_factors(of_write, after);
-    const auto store = [&](int from, int to, const uint32_t(&factor)[4], uint32_t at) {
-      *reinterpret_cast<uint4*>(record + to + at) = product(ptx::load_words(tile(from) + at), factor);
-    };
-    const uint32_t first_row = tile_piece(16 * block + lane / kPieces, piece);
+    const uint32_t first_row = tile_piece(16 * block + lane / kPieces, piece),
+                   first_read = first_row ^ (p.last_rows_first ? 7 * 1024 : 0);
 #pragma unroll
     for (int i = 0; i < 16 / kAtOnce; ++i) {
-      // tile_piece of a row i·kAtOnce further.
-      const uint32_t at = (first_row ^ i * kAtOnce % 8 * 16) + i * kAtOnce * 128;
-      store(0, Record::kQuery, of_read, at);
-      store(Memory::kReadKey, Record::kReadKey, of_read, at);
+      // By this differ the places of rows i·kAtOnce apart.
+      const uint32_t further = i * kAtOnce * 128 ^ i * kAtOnce % 8 * 16, at = first_row ^ further;
+      const auto store = [&](int from, int to, const uint32_t(&factor)[4], uint32_t place) {
+        *reinterpret_cast<uint4*>(record + to + place) = product(ptx::load_words(tile(from) + at), factor);
+      };
+      store(0, Record::kQuery, of_read, first_read ^ further);
+      store(Memory::kReadKey, Record::kReadKey, of_read, first_read ^ further);
       store(Memory::kWriteKey, Record::kWriteKey, of_write, at);
     }
   }

@@ -117,9 +117,11 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
 
 /// As sweep_delta_keys of 128 columns.
 template <typename Element, int kRows, bool kKeeps>
-__global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p) {
+__global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p,
+                                                                         const __grid_constant__ CUtensorMap values) {
   extern __shared__ __align__(1024) char memory[];
-  auto call = delta_key_sweep_of<DeltaKeyWarpgroupSweep<Element, kRows, kKeeps>>(p, memory, 128);
+  DeltaKeyWarpgroupSweep<Element, kRows, kKeeps> call{
+      {delta_key_sweep_of<DeltaKeySweep<Element, kRows, 128, kKeeps>>(p, memory, 128), values}};
   call.begin();
   if (!p.prepared) wait_for_previous_kernel();
   let_next_kernel_start();

@@ -13,6 +13,7 @@
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_sweep.cuh"
+#include "optimized/cuda/matrix_state/hopper/products.cuh"
 
 namespace lethe::matrix_state {
 
@@ -30,7 +31,7 @@ struct DeltaKeyStage {
 };
 /// Bytes of a sweep's shared memory: two stages and their barriers.
 template <int kRows, bool kBack>
-inline constexpr int kDeltaKeyWarpgroupBytes = 2 * DeltaKeyStage<kRows, kBack>::kBytes + 16;
+inline constexpr int kDeltaKeyWarpgroupBytes = 2 * DeltaKeyStage<kRows, kBack>::kBytes + 32;
 
 using FlatSums = float[32];
 __device__ __forceinline__ FlatSums& flat(ColumnSums& sums) { return reinterpret_cast<FlatSums&>(sums); }
@@ -46,16 +47,19 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
 
   __device__ __forceinline__ char* stage(int n) const { return memory + n % 2 * Stage::kBytes; }
 
-  /// Of each stage: whether the copy engine has brought what it brings.
+  /// Of each stage: whether the copy engine has brought what it brings, and forward whether all warps have read it.
   __device__ __forceinline__ uint64_t* full(int n) const {
     return reinterpret_cast<uint64_t*>(memory + 2 * Stage::kBytes) + n % 2;
   }
+  __device__ __forceinline__ uint64_t* empty(int n) const { return full(n) + 2; }
 
   /// All threads, before anything else.
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
-      ptx::mbarrier_init(full(0), 1);
-      ptx::mbarrier_init(full(1), 1);
+      for (int i = 0; i < 2; ++i) {
+        ptx::mbarrier_init(full(i), 1);
+        ptx::mbarrier_init(empty(i), 8 * kArrivalsOfAWarp);
+      }
       ptx::mbarrier_init_fence();
     }
     __syncthreads();

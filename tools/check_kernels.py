@@ -50,7 +50,6 @@ SPILLS = [
     (r"head_statesI\w+Lb1ELi2ELb0ELb1E", 24),
     (r"delta_sweepI\w+Li1ELi1ELb", 76),
     (r"delta_back_sweepI\w+Li1ELi1E", 68),
-    (r"prepare_delta_keysI\w+Li128ELi3E", 28),  # of three groups of four warps each a third of the registers
     (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
     (r"solve_chunksI\w+Li2E", 16),
 ]

@@ -237,6 +237,18 @@ class KeyGates(unittest.TestCase):
                 for once, times in zip(run(given, DEVICE), run(scaled, DEVICE)):
                     self.assertTrue(torch.equal(once * 2.0 ** power, times))
 
+    def test_values_may_be_part_of_a_wider_tensor(self):
+        for rows, columns in ((128, 128), (64, 72), (64, 64)):
+            with self.subTest(rows=rows, columns=columns):
+                given = self.problem(torch.bfloat16, rows=rows, columns=columns)
+                wide = torch.cat([given["value"].roll(1, 1), given["value"]], -1).to(DEVICE)
+                part = given | {"value": wide[..., columns:]}
+                for whole, once in zip(run(given, DEVICE), run(part, DEVICE)):
+                    self.assertTrue(torch.equal(whole, once))
+                expected = gradients(given, DEVICE)
+                for name, actual in gradients(part, DEVICE).items():
+                    self.assertTrue(torch.equal(actual, expected[name]), name)
+
     def test_no_later_token_changes_a_bit(self):
         for rows, columns in SIZES:
             with self.subTest(rows=rows, columns=columns):

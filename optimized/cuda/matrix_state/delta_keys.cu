@@ -122,8 +122,8 @@ bool launch_at_once(DeltaKeyArguments p, int64_t heads, cudaStream_t stream) {
   if (kWidth != 128 || !runs_hopper_code()) return false;
   const int64_t ctas = multiprocessors(), left = ctas - heads * ((p.columns + kWidth - 1) / kWidth);
   if (left < ctas / 8) return false;
-  // A CTA prepares three chunks while about five of a head are swept. The multiprocessors prepare the first chunks in whole turns, so that they end together.
-  constexpr int kAtOnce = 3, kSweptMeanwhile = 5;
+  // A CTA prepares three chunks while about six of a head are swept. The multiprocessors prepare the first chunks in whole turns, so that they end together.
+  constexpr int kAtOnce = 3, kSweptMeanwhile = 6;
   const int64_t items = heads * p.chunks, beside = (p.chunks + kSweptMeanwhile - 1) / kSweptMeanwhile,
                 before = std::max<int64_t>(0, items - kAtOnce * left * beside), turn = kAtOnce * ctas;
   p.items = static_cast<int>(items);
@@ -142,6 +142,7 @@ void launch_windows(const Shape& shape, DeltaKeyArguments p, cudaStream_t stream
   const int64_t heads = heads_of(shape);
   p.all_heads = static_cast<int>(heads);
   p.chunks = chunks;
+  p.last_rows_first = !kKeeps && kWidth == 128 && runs_hopper_code();  // as sweep_keys_by_warpgroups reads them
   if (p.stride == chunks && launch_at_once<Element, kRows, kWidth, kKeeps>(p, heads, stream)) return;
   p.prepared = nullptr;
   char* const records = p.records;

@@ -67,7 +67,8 @@ struct DeltaKeyArguments {
   int all_heads, items;  ///< B·H; records of the window
   /// Preparing CTAs have the first `shared` records in turn, of chunk after chunk those of all heads, and the first `staying` of them, which begin first, the others.
   int shared, staying;
-  int32_t* prepared;  ///< [B·H, stride]: whether a record is there, published; null: the sweep waits for all of them
+  int32_t* prepared;    ///< [B·H, stride]: whether a record is there, published; null: the sweep waits for all of them
+  int last_rows_first;  ///< 1: records' γ q and γ k have the last 8 rows first; each 8 and each 64 columns are as ever
 };
 
 struct DeltaKeyGradients {

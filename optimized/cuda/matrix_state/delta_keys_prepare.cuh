@@ -22,47 +22,54 @@ struct DeltaKeyPreparation {
   char* const memory;  ///< the group's
   const int group, warp, lane;
 
-  /// The group's next chunk but `turn`, chunk · heads + head; next ones are those of next CTAs. p.items or more: it has none.
-  __device__ __forceinline__ int item_of(int turn) const {
-    const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x), place = group * ctas + cta,
-              shared = place < p.shared ? (p.shared - 1 - place) / (kGroups * ctas) + 1 : 0;  // of the first so many
-    return turn < shared     ? place + turn * kGroups * ctas
+  /// Turns of the group among those of all CTAs, of the first p.shared chunks.
+  __device__ __forceinline__ int shared_turns() const {
+    const int ctas = static_cast<int>(gridDim.x), place = group * ctas + static_cast<int>(blockIdx.x);
+    return place < p.shared ? (p.shared - 1 - place) / (kGroups * ctas) + 1 : 0;
+  }
+  /// The group's next chunk but `turn`, chunk · heads + head; next ones are those of next CTAs. p.items or more: it has none. `shared`: its shared turns.
+  __device__ __forceinline__ int item_of(int turn, int shared) const {
+    const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
+    return turn < shared     ? group * ctas + cta + turn * kGroups * ctas
            : cta < p.staying ? p.shared + group * p.staying + cta + (turn - shared) * kGroups * p.staying
                              : p.items;
   }
 
   __device__ __forceinline__ void meet() const { ptx::named_barrier_sync(kPrepareBarrier + 3 * group, kComputing); }
   /// Where a record is, of chunk and head.
-  __device__ __forceinline__ int64_t place_of(int item) const {
-    return int64_t{1} * (item % p.all_heads) * p.stride + item / p.all_heads;
-  }
+  __device__ __forceinline__ int place_of(int head, int chunk) const { return head * p.stride + chunk; }
+
   /// All chunks of the group, and publishes which are there.
   __device__ __forceinline__ void run() const {
-    for (int turn = threadIdx.x % kComputing, item; (item = item_of(turn)) < p.items; turn += kComputing)
-      p.prepared[place_of(item)] = 0;
+    const int shared = shared_turns();
+    for (int turn = threadIdx.x % kComputing, item; (item = item_of(turn, shared)) < p.items; turn += kComputing)
+      p.prepared[place_of(item % p.all_heads, item / p.all_heads)] = 0;
     __threadfence();
     __syncthreads();
     let_next_kernel_start();  // it finds no number of an earlier call
-    int turn = 0;
+    int before = -1;
 #pragma unroll 1
-    for (int item; (item = item_of(turn)) < p.items; ++turn) prepare(item, turn);
-    finish(turn - 1);
+    for (int turn = 0, item; (item = item_of(turn, shared)) < p.items; ++turn) before = prepare(item, before);
+    finish(before);
   }
-  /// The group's tiles are read no more, and what it has stored is published; before its first turn, nothing.
-  __device__ __forceinline__ void finish(int turn) const {
+  /// The group's tiles are read no more, and the record that it has stored, at `place`, is published; before its first one: −1, nothing.
+  __device__ __forceinline__ void finish(int place) const {
     meet();
-    if (turn >= 0 && threadIdx.x % kComputing == 0) ptx::store_release(&p.prepared[place_of(item_of(turn))], 1);
+    if (place >= 0 && threadIdx.x % kComputing == 0) ptx::store_release(&p.prepared[place], 1);
   }
 
-  __device__ __forceinline__ void prepare(int item, int turn) const {
-    const int heads = p.heads, head = item % p.all_heads, chunk = item / p.all_heads;
+  /// Returns the record's place; `before`: the place of that before it.
+  __device__ __forceinline__ int prepare(int item, int before) const {
+    const int heads = p.heads, chunk = static_cast<unsigned>(item) / static_cast<unsigned>(p.all_heads),
+              head = item - chunk * p.all_heads, place = place_of(head, chunk);
     // Warps have their blocks in turn: the last block, which has most to do, is not always on the same scheduler.
     const int block = __shfl_sync(kAllLanes, (warp + head + chunk) % kWarps, 0), g = lane / 4, t = lane % 4,
               i0 = 16 * block + g;
-    const int64_t b = head / heads, h = head % heads, first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
+    const int batch = static_cast<unsigned>(head) / static_cast<unsigned>(heads);
+    const int64_t b = batch, h = head - batch * heads, first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
     const Block call{p, memory, block, lane, b, h, first + 16 * block};
     auto& small = call.small();
-    char* const record = p.records + (int64_t{1} * head * p.stride + chunk) * Record::kBytes;
+    char* const record = p.records + int64_t{1} * place * Record::kBytes;
     float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
 
     call.prefetch_gates();
@@ -72,14 +79,14 @@ struct DeltaKeyPreparation {
                                           min(beta_token, p.length - 1) * p.beta.token_stride + h * p.beta.head_stride),
                 beta = beta_token < p.length ? beta_inside : 0.0f;
     typename Block::Pairs near_pairs;
-    float own[2] = {0.0f, 0.0f}, key_unit[2], query_unit[2], gates[2][8];
+    float key_unit[2], query_unit[2], gates[2][8];
     {
       // The warps that had less to do wait for the others while this comes.
       typename Block::Rows keys, queries;
       call.load_rows(keys, p.key);
       call.load_rows(queries, p.query);
       call.load_gates(gates, 0);
-      if constexpr (kGroups > 1) finish(turn - 1);
+      if constexpr (kGroups > 1) finish(before);
       call.divide(keys, Memory::kReadKey, key_unit);
       call.divide(queries, 0, query_unit);
     }
@@ -87,15 +94,13 @@ struct DeltaKeyPreparation {
     for (int s = 0; s < Block::kSteps; ++s) {
       float next[2][8];
       if (s + 1 < Block::kSteps) call.load_gates(next, s + 1);
-      call.halve(gates, s, near_pairs, own);
+      call.halve(gates, s, near_pairs);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int c = 0; c < 8; ++c) gates[half][c] = next[half][c];
     }
     near_pairs.select(g, t);
-    own[0] = quad_sum(own[0]);
-    own[1] = quad_sum(own[1]);
     if (t < 2) {
       const int row = i0 + 8 * t;
       const float unit = t ? key_unit[1] : key_unit[0];
@@ -132,7 +137,7 @@ struct DeltaKeyPreparation {
       // A query and its own key.
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (2 * t + e == g) (c % 2 ? pairs[c][2 + e] : pairs[c][e]) = own[c % 2];
+        if (2 * t + e == g) (c % 2 ? pairs[c][2 + e] : pairs[c][e]) = near_pairs.own[c % 2][2 * (c % 2) + e];
     }
     constexpr float kUnscale = 1.0f / (kRowScale * kRowScale);
     {
@@ -148,6 +153,7 @@ struct DeltaKeyPreparation {
                small.key_unit, block, lane, 3 * group);
     const float row[2] = {-key_unit[0], -key_unit[1]};
     call.store_triangle(sums, row, small.key_unit, record + Record::kInverse);
+    return place;
   }
 };
 
@@ -162,7 +168,7 @@ __global__ void __launch_bounds__(kGroups* kComputing, 3 / kGroups)
                                                           warp % kWarps, static_cast<int>(threadIdx.x % 32)};
   if constexpr (kGroups > 1) return call.run();
   let_next_kernel_start();
-  call.prepare(static_cast<int>(blockIdx.x), 0);
+  call.prepare(static_cast<int>(blockIdx.x), -1);
   // The kernel before reads another window, so that only the end of this one must be after its own: one CTA is enough, and no other is kept.
   if (blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();
 }

@@ -117,9 +117,9 @@ struct DeltaKeyBlock {
   }
 
   /// Sums of keys' rows, then of queries' rows, by keys: of rows and columns below 8 and of both above, each by a halving of 1, 2 and 4 tokens, of which
-  /// each pair has one; and of rows above and columns below.
+  /// each pair has one; and of rows above and columns below. `own`: of queries alone, rows below by columns below and above by above.
   struct Pairs {
-    float near[3][4] = {}, far[3][4] = {}, across[4] = {};
+    float near[3][4] = {}, far[3][4] = {}, across[4] = {}, own[2][4] = {};
     /// To near[0] and far[0], of row g and column 2t + e of an eight, the sums of their halving; zeros from the diagonal on.
     __device__ __forceinline__ void select(int g, int t) {
       const auto select = [&](float(&sums)[3][4]) {
@@ -134,27 +134,30 @@ struct DeltaKeyBlock {
     }
   };
 
-  /// Eight channels of two rows times factors, as operands.
+  /// Eight channels' factors as float16, and a row's channels times them: of what they make small, 2^-25 of the largest number is lost.
+  __device__ __forceinline__ static void pack_factors(uint32_t (&to)[4], const float (&factor)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = pack<__half>(factor[2 * i], factor[2 * i + 1]);
+  }
+  __device__ __forceinline__ static uint4 product(const uint4& row, const uint32_t (&factor)[4]) {
+    const uint32_t words[4] = {row.x, row.y, row.z, row.w};
+    uint32_t to[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __half2 product = __hmul2(halves(words[i]), halves(factor[i]));
+      memcpy(&to[i], &product, 4);
+    }
+    return {to[0], to[1], to[2], to[3]};
+  }
+
+  /// Two rows' channels times factors, as operands.
   struct Operands {
     uint32_t words[2][4];
-    __device__ __forceinline__ Operands(const float (&x)[2][8], const float (&factor)[2][8]) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          words[half][i] =
-              pack<__half>(x[half][2 * i] * factor[half][2 * i], x[half][2 * i + 1] * factor[half][2 * i + 1]);
-    }
-    /// By products of float16: of what the factors make small, 2^-25 of the largest number is lost.
     __device__ __forceinline__ Operands(const uint4 (&x)[2], const uint32_t (&factor)[2][4]) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t of[4] = {x[half].x, x[half].y, x[half].z, x[half].w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const __half2 product = __hmul2(halves(of[i]), halves(factor[half][i]));
-          memcpy(&words[half][i], &product, 4);
-        }
+        const uint4 row = product(x[half], factor[half]);
+        words[half][0] = row.x, words[half][1] = row.y, words[half][2] = row.z, words[half][3] = row.w;
       }
     }
     /// sum += rows `rows` of these and of `asked` · rows `columns` of these: 0 for g, 1 for g + 8.
@@ -165,13 +168,10 @@ struct DeltaKeyBlock {
                                   {words[rows][k], asked.words[rows][k], words[rows][k + 1], asked.words[rows][k + 1]},
                                   words[columns][k], words[columns][k + 1]);
     }
-    __device__ __forceinline__ uint4 row(int half) const {
-      return {words[half][0], words[half][1], words[half][2], words[half][3]};
-    }
   };
 
   /// Adds to sums what step s's channels give, and leaves in the tiles the rows with the gates of their 16 tokens.
-  __device__ __forceinline__ void halve(const float (&gates)[2][8], int s, Pairs& pairs, float (&own)[2]) const {
+  __device__ __forceinline__ void halve(const float (&gates)[2][8], int s, Pairs& pairs) const {
     const int g = lane / 4, t = lane % 4;
     // Of the run that has the row: the gates from its beginning to the row, and after the row to its end.
     float up[2][8], down[2][8], logs[8];
@@ -228,21 +228,12 @@ struct DeltaKeyBlock {
       const Operands keyed(key, factor), asked(query, factor);
       keyed.multiply(pairs.across, asked, 1, 0);
     }
-    float q[2][8], k[2][8];
-    const auto unpack_row = [](float(&to)[8], const uint4& row) {
-      const uint32_t words[4] = {row.x, row.y, row.z, row.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 two = unpack<__half>(words[i]);
-        to[2 * i] = two.x, to[2 * i + 1] = two.y;
-      }
-    };
+    // Queries by their own eight's keys, without gates.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      unpack_row(q[half], query[half]);
-      unpack_row(k[half], key[half]);
-#pragma unroll
-      for (int c = 0; c < 8; ++c) own[half] = fmaf(q[half][c], k[half][c], own[half]);
+      const uint4 &q = query[0], &r = query[1], &k = key[half];
+      ptx::multiply_add<__half>(pairs.own[half], {q.x, r.x, q.y, r.y}, k.x, k.y);
+      ptx::multiply_add<__half>(pairs.own[half], {q.z, r.z, q.w, r.w}, k.z, k.w);
     }
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
@@ -250,13 +241,15 @@ struct DeltaKeyBlock {
       up[1][c] *= above;
       down[0][c] *= below;
     }
-    const auto store = [&](int offset, const Operands& rows) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) ptx::store_words(own_row(offset, half, s), rows.row(half));
-    };
-    store(0, Operands(q, up));
-    store(Memory::kReadKey, Operands(k, up));
-    store(Memory::kWriteKey, Operands(k, down));
+    for (int half = 0; half < 2; ++half) {
+      uint32_t of_read[4], of_write[4];
+      pack_factors(of_read, up[half]);
+      pack_factors(of_write, down[half]);
+      ptx::store_words(own_row(0, half, s), product(query[half], of_read));
+      ptx::store_words(own_row(Memory::kReadKey, half, s), product(key[half], of_read));
+      ptx::store_words(own_row(Memory::kWriteKey, half, s), product(key[half], of_write));
+    }
     // log₂ of the 16 tokens' gates: of each lane the sum of one channel.
 #pragma unroll
     for (int n = 4; n > 0; n /= 2) {
@@ -288,21 +281,21 @@ struct DeltaKeyBlock {
         if (i > block) after[c] *= total;
       }
     }
-    const auto store = [&](int from, int to, const float(&factor)[8], int i) {
-      const uint32_t at = tile_piece(16 * block + kAtOnce * i + lane / kPieces, piece);
-      const uint4 x = ptx::load_words(tile(from) + at);
-      const auto weighted = [&](uint32_t word, int c) {
-        const float2 two = unpack<__half>(word);
-        return pack<__half>(two.x * factor[c], two.y * factor[c + 1]);
-      };
-      *reinterpret_cast<uint4*>(record + to + at) = {weighted(x.x, 0), weighted(x.y, 2), weighted(x.z, 4),
-                                                     weighted(x.w, 6)};
-    };
-#pragma unroll 2
+    uint32_t of_read[4], of_write[4];
+    pack_factors(of_read, before);
+    pack_factors(of_write, after);
+    const uint32_t first_row = tile_piece(16 * block + lane / kPieces, piece),
+                   first_read = first_row ^ (p.last_rows_first ? 7 * 1024 : 0);
+#pragma unroll
     for (int i = 0; i < 16 / kAtOnce; ++i) {
-      store(0, Record::kQuery, before, i);
-      store(Memory::kReadKey, Record::kReadKey, before, i);
-      store(Memory::kWriteKey, Record::kWriteKey, after, i);
+      // By this differ the places of rows i·kAtOnce apart.
+      const uint32_t further = i * kAtOnce * 128 ^ i * kAtOnce % 8 * 16, at = first_row ^ further;
+      const auto store = [&](int from, int to, const uint32_t(&factor)[4], uint32_t place) {
+        *reinterpret_cast<uint4*>(record + to + place) = product(ptx::load_words(tile(from) + at), factor);
+      };
+      store(0, Record::kQuery, of_read, first_read ^ further);
+      store(Memory::kReadKey, Record::kReadKey, of_read, first_read ^ further);
+      store(Memory::kWriteKey, Record::kWriteKey, of_write, at);
     }
   }
 

@@ -226,6 +226,7 @@ void delta_gradients_by_warpgroups(const MatrixStateBackward& a, const DeltaArra
   p.length = shape.key_length;
   p.heads = static_cast<int>(shape.heads);
   p.chunks = chunks_of(shape);
+  p.all_heads = static_cast<int>(heads_of(shape));
   p.all_chunks = heads_of(shape) * p.chunks;
   p.rows = static_cast<int>(shape.key_dim);
   p.columns = static_cast<int>(shape.value_dim);

@@ -54,9 +54,9 @@ struct DeltaChunkGradients {
   Operand query, key, grad_values;
   Gates gate, beta;
   float scale;
-  int64_t length, all_chunks;  ///< all_chunks: of all heads
-  int heads, chunks, rows, columns;
-  float *grad_gate, *grad_beta;  ///< [B, T, H] contiguous; grad_gate null: no gate
+  int64_t length, all_chunks;                   ///< all_chunks: of all heads
+  int heads, all_heads, chunks, rows, columns;  ///< all_heads: B·H
+  float *grad_gate, *grad_beta;                 ///< [B, T, H] contiguous; grad_gate null: no gate
   DeltaArrays arrays;
 };
 

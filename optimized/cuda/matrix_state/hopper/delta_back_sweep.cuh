@@ -14,7 +14,7 @@
 //   warpgroup 2…   R, rounded, to shared memory; the equations                                           → measured, empty
 //
 // All that becomes float16 is divided by the units of delta_back_units.cuh. What dV's rows are multiplied with lies over the rounded R, and dV where that has
-// two blocks over the second.
+// two blocks over dO: a stage is empty there when dV has left, during the next chunk.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_state.cuh"
@@ -217,9 +217,8 @@ struct DeltaBackSweep {
     const Place place{block, lane};
     const int i0 = 16 * block + lane / 4, column = 64 * (tile + group), columns = min(64, p.columns - column);
     const auto place_of = [&](int row, int c) { return (int64_t{1} * head * p.rows + row) * p.columns + column + c; };
-    char *const rounded = memory + Shared::kState + group * kBlocks * kPanel,
-                *const rows = memory + Shared::kRows + group * kPanel,
-                *const result = kBlocks == 1 ? memory + Shared::kResult + group * kPanel : rounded + kPanel;
+    char* const rounded = memory + Shared::kState + group * kBlocks * kPanel;
+    char* const rows = memory + Shared::kRows + group * kPanel;
     const auto sync = [&] { ptx::named_barrier_sync(kStateBarrier + group, kComputing); };
 
     DeltaState<64 * kBlocks> state;  // divided by units that prepare() knows
@@ -250,13 +249,14 @@ struct DeltaBackSweep {
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaBackTokens& tokens = small().tokens[at.index];
       char* const query = stage(at.index);
-      const char *const key = keys(n), *const gradient = query + Shared::kGradient + group * kPanel;
+      const char* const key = keys(n);
+      char* const gradient = query + Shared::kGradient + group * kPanel;
+      char* const result = Shared::kEarly ? memory + Shared::kResult + group * kPanel : gradient;
       if (n == 0) {
         ptx::mbarrier_wait(&small().prepared[0], 0);
         scale_state(small().first_reciprocal);
         unit = reciprocal_of_power(small().first_reciprocal);
       }
-      wait_for_stores(lane);  // dN̄ and dV of the chunk before have left
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) put(rounded + m * kPanel, sums_of(m));
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
@@ -293,6 +293,12 @@ struct DeltaBackSweep {
       ptx::fence_registers(left);
 #pragma unroll
       for (int i = 0; i < 32; ++i) x[i] = fmaf(read[i / 2 % 2], x[i], y[i]);
+      if (arrives(lane)) {
+        ptx::bulk_wait_read<1>();  // dN̄ and dV of the chunk before have left; this chunk's R may still be read
+        if (!Shared::kEarly && n > 0)
+          ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
+      }
+      __syncwarp();
       put(rows, x);
       load_blocks<true>(left, solved(at.index).inverse, block, lane);
       ptx::fence_async_shared();
@@ -335,7 +341,6 @@ struct DeltaBackSweep {
       if (lane == 0) ptx::bulk_wait<3>();  // what the chunk before has stored is there
       measure(n + 1);
       sync();  // all products have ended
-      if (!Shared::kEarly && arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
     }
     if (lane == 0) ptx::bulk_wait<0>();
     arrive_warp(&small().stored, lane);

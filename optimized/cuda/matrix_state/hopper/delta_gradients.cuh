@@ -67,6 +67,7 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit> {
     ptx::mbarrier_wait(&at.full[0], 0);
     divide_tiles();
     ptx::mbarrier_wait(&at.full[1], 0);
+    ptx::mbarrier_wait(&at.full[2], 0);
 
     const uint32_t own = ptx::shared_address(tile(corrects ? Shared::kKey : Shared::kQuery));
     const float query_unit = unit_of(0), key_unit = unit_of(1),
@@ -144,7 +145,7 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit> {
                       first, b, h, place);
     if (gated)
       share_gates(of_pairs, corrects ? corrections_unit * key_unit * key_unit : reads_unit * query_unit * key_unit);
-    if (lane == 0) ptx::bulk_wait<0>();
+    if (lane == 0) ptx::bulk_wait_read<0>();  // the kernel's end waits for the writes
   }
 
   /// The sums' rows times those of a tile, whose numbers are divided by `unit`.
@@ -188,22 +189,15 @@ __global__ void __launch_bounds__(ChunkGradientsShared<kTiles, kOneUnit>::kThrea
     delta_chunk_gradients(const __grid_constant__ DeltaChunkGradients p) {
   extern __shared__ __align__(1024) char memory[];
   // In the order in which chunks are swept from the last token back, all heads' together: the sweep may still run.
-  const int key_tiles = (p.rows + 63) / 64, order = static_cast<int>(blockIdx.x) / key_tiles,
-            all_heads = static_cast<int>(p.all_chunks / p.chunks), head = order % all_heads,
-            chunk = p.chunks - 1 - order / all_heads;
+  const unsigned several = p.rows > 64, order = blockIdx.x >> several, all_heads = p.all_heads,
+                 head = order % all_heads, heads = p.heads;
+  const int chunk = p.chunks - 1 - static_cast<int>(order / all_heads);
   const int warp = ptx::in_uniform_register(threadIdx.x / 32);
   const ChunkGradients<Element, kTiles, kOneUnit> call{
       {p, memory, warp / kWarps, warp % kWarps, static_cast<int>(threadIdx.x % 32),
-       static_cast<int>(blockIdx.x) % key_tiles, int64_t{1} * head * p.chunks + chunk, head / p.heads, head % p.heads,
-       chunk * kChunk, p.gate.log_forget != nullptr}};
-  if (threadIdx.x == 0) {
-    for (uint64_t& full : call.small().full) ptx::mbarrier_init(&full, 1);
-    ptx::mbarrier_init_fence();
-    call.load();
-  }
-  __syncwarp();
-  call.load_small();
-  __syncthreads();
+       static_cast<int>(blockIdx.x & several), int64_t{head} * p.chunks + chunk, static_cast<int>(head / heads),
+       static_cast<int>(head % heads), chunk * kChunk, p.gate.log_forget != nullptr}};
+  call.load();
   call.run();
   if (blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();  // the next one waits for this one alone
 }

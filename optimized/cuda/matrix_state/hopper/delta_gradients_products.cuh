@@ -24,26 +24,37 @@ struct ChunkGradientProducts {
   __device__ int64_t kept(int i) const { return i * p.all_chunks + index; }
   __device__ int row() const { return 16 * block + lane / 4; }
 
-  __device__ __forceinline__ void load() const {
-    auto& full = small().full;
-    ptx::mbarrier_arrive_expect(&full[0], (kTiles + 2) * kPanel);
-    load_tile_of<1>(tile(Shared::kQuery), p.maps[0], p.query, &full[0], 64 * key_tile, first, b, h);
-    load_tile_of<1>(tile(Shared::kKey), p.maps[1], p.key, &full[0], 64 * key_tile, first, b, h);
-    load_tile_of<kTiles>(tile(Shared::kGradient), p.maps[2], p.grad_values, &full[0], 0, first, b, h);
-    ptx::mbarrier_arrive_expect(&full[1], 4 * kTiles * kPanel);
-    wait_for_sweep(p.arrays.stored, 1);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      load_run_of(Shared::kResidual, p.arrays.residual, i, &full[1]);
-      load_state(Shared::kBefore, p.arrays.before, i, &full[1]);
-    }
-    wait_for_sweep(p.arrays.swept, p.chunks - first / kChunk);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      load_run_of(Shared::kWritten, p.arrays.written, i, &full[1]);
-      load_state(Shared::kAfter, p.arrays.after, i, &full[1]);
-    }
+  /// One thread: full[i] has one phase, of so many bytes.
+  __device__ __forceinline__ uint64_t* expect(int i, int bytes) const {
+    uint64_t* const full = &small().full[i];
+    ptx::mbarrier_init(full, 1);
+    ptx::mbarrier_init_fence();
+    ptx::mbarrier_arrive_expect(full, bytes);
+    return full;
   }
+  // Each by one thread, of another warp: none waits for what another one waits for.
+  __device__ __forceinline__ void load_given() const {
+    uint64_t* const full = expect(0, (kTiles + 2) * kPanel);
+    load_tile_of<1>(tile(Shared::kQuery), p.maps[0], p.query, full, 64 * key_tile, first, b, h);
+    load_tile_of<1>(tile(Shared::kKey), p.maps[1], p.key, full, 64 * key_tile, first, b, h);
+    load_tile_of<kTiles>(tile(Shared::kGradient), p.maps[2], p.grad_values, full, 0, first, b, h);
+  }
+  /// What the states' sweep has left: the residual and S.
+  __device__ __forceinline__ void load_before() const {
+    uint64_t* const full = expect(1, kLeftBytes);
+    wait_for_sweep(p.arrays.stored, 1);
+    load_rows(Shared::kResidual, p.arrays.residual, small().residual_unit, p.arrays.residual_unit, full);
+    load_state(Shared::kBefore, p.arrays.before, full);
+  }
+  /// What the sweep back has left: dN̄ and R.
+  __device__ __forceinline__ void load_after() const {
+    uint64_t* const full = expect(2, kLeftBytes);
+    wait_for_sweep(p.arrays.swept, p.chunks - first / kChunk);
+    load_rows(Shared::kWritten, p.arrays.written, small().written_unit, p.arrays.written_unit, full);
+    load_state(Shared::kAfter, p.arrays.after, full);
+  }
+  static constexpr int kLeftBytes = 2 * kTiles * kPanel + Shared::kUnits * kChunk * int{sizeof(float)};
+
   /// One thread: until all CTAs of a sweep of this head have published `mark`.
   __device__ __forceinline__ void wait_for_sweep(const int32_t* marks, int mark) const {
     const int ctas = delta_ctas(p.columns, p.rows <= 64 ? 1 : kTiles);
@@ -52,33 +63,46 @@ struct ChunkGradientProducts {
       while (ptx::load_acquire(&marks[head * ctas + i]) < mark) __nanosleep(100);
     ptx::fence_async_global();
   }
-  __device__ __forceinline__ void load_run_of(int to, const uint4* from, int i, uint64_t* barrier) const {
-    ptx::load_run(tile(to, i), from + kept(i) * (kPanel / 16), kPanel, barrier);
+  __device__ __forceinline__ void load_rows(int to, const uint4* from, float (&to_units)[Shared::kUnits][kChunk],
+                                            const float* units, uint64_t* full) const {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      ptx::load_run(tile(to, i), from + kept(i) * (kPanel / 16), kPanel, full);
+      if (i < Shared::kUnits) ptx::load_run(to_units[i], units + kept(i) * kChunk, sizeof(to_units[i]), full);
+    }
   }
   /// This CTA's rows of 64 columns of S or R.
-  __device__ __forceinline__ void load_state(int to, const uint4* from, int i, uint64_t* barrier) const {
+  __device__ __forceinline__ void load_state(int to, const uint4* from, uint64_t* full) const {
     const int padded = p.rows <= 64 ? 1 : 2;
-    ptx::load_run(tile(to, i), from + (kept(i) * padded + key_tile) * (kPanel / 16), kPanel, barrier);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+      ptx::load_run(tile(to, i), from + (kept(i) * padded + key_tile) * (kPanel / 16), kPanel, full);
   }
 
-  /// Gates and strengths, before a barrier; then the units of what the sweeps have left, before another one. By warps that don't load.
-  __device__ __forceinline__ void load_small() const {
+  /// The CTA: begins to copy, and has gates and strengths; after the next barrier also the units of S and R.
+  __device__ __forceinline__ void load() const {
     auto& to = small();
-    if (group == 0 && block == 1) {
-      RawChunk raw;
-      raw.load(p.gate, p.beta, p.length, b, h, first, lane);
-      *reinterpret_cast<float2*>(&to.beta[2 * lane]) = raw.beta;
-      if (gated) prepare_gates(to.gates, raw.gates, 1.0f, 1.0f, false, lane);
-    }
-    __syncthreads();
-    if (group == 0) return;
-    if (block < kWarps / 2) load_units(to.residual_unit, p.arrays.residual_unit);
-    else load_units(to.written_unit, p.arrays.written_unit);
-  }
-  __device__ __forceinline__ void load_units(float (&to)[Shared::kUnits][kChunk], const float* from) const {
-    const int token = threadIdx.x % kChunk;
+    const bool has_state = group > 0 && block >= 2 && lane == 0;
+    float of_state[Shared::kUnits];
+    if (group == 0) {
+      if (block == 0 && lane == 0) load_given();
+      if (block == 1) {
+        RawChunk raw;
+        raw.load(p.gate, p.beta, p.length, b, h, first, lane);
+        *reinterpret_cast<float2*>(&to.beta[2 * lane]) = raw.beta;
+        if (gated) prepare_gates(to.gates, raw.gates, 1.0f, 1.0f, false, lane);
+      }
+    } else if (has_state) {
+      block == 2 ? load_before() : load_after();
+      const float* const from = block == 2 ? p.arrays.before_unit : p.arrays.after_unit;
 #pragma unroll
-    for (int i = 0; i < Shared::kUnits; ++i) to[i][token] = from[kept(i) * kChunk + token];
+      for (int i = 0; i < Shared::kUnits; ++i) of_state[i] = from[kept(i)];
+    }
+    __syncwarp();
+    __syncthreads();
+    if (has_state)
+#pragma unroll
+      for (int i = 0; i < Shared::kUnits; ++i) to.state_unit[block - 2][i] = of_state[i];
   }
 
   /// Of four warps the largest number, as a power of two.
@@ -144,7 +168,7 @@ struct ChunkGradientProducts {
     const float* const write = small().gates.write + row();
     const float factor[2] = {(gated ? write[0] : 1.0f) * beta[0], (gated ? write[8] : 1.0f) * beta[1]};
     sum_tiles(grad_key, Shared::kResidual, Shared::kAfter, [&](float(&x)[32], int i) {
-      const float *const unit = small().residual_unit[i] + row(), after = p.arrays.after_unit[kept(i)];
+      const float *const unit = small().residual_unit[i] + row(), after = small().state_unit[1][i];
       scale_rows(x, factor[0] * (unit[0] * after), factor[1] * (unit[8] * after));
     });
   }
@@ -152,7 +176,7 @@ struct ChunkGradientProducts {
   /// What S shares in dQ or dK, whose factors of rows g and g + 8 are given.
   __device__ __forceinline__ void multiply_before(float (&sums)[32], const float (&factor)[2]) const {
     sum_tiles(sums, own_tile(), Shared::kBefore, [&](float(&x)[32], int i) {
-      const float before = p.arrays.before_unit[kept(i)];
+      const float before = small().state_unit[0][i];
       scale_rows(x, factor[0] * (own_unit(i)[0] * before), factor[1] * (own_unit(i)[8] * before));
     });
   }
@@ -176,7 +200,7 @@ struct ChunkGradientProducts {
       float diagonal[2] = {0.0f, 0.0f};
       take_diagonal(diagonal, x, block, lane);
       if (lane % 4 == lane / 8)
-        states += (diagonal[0] + diagonal[1]) * p.arrays.before_unit[kept(i)] * p.arrays.after_unit[kept(i)];
+        states += (diagonal[0] + diagonal[1]) * small().state_unit[0][i] * small().state_unit[1][i];
     }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) states += __shfl_xor_sync(kAllLanes, states, step);

@@ -15,12 +15,13 @@ struct ChunkGradientsShared {
   struct Small {
     ChunkGates gates;
     alignas(16) float beta[kChunk];
-    float residual_unit[kUnits][kChunk], written_unit[kUnits][kChunk], gradient_unit[kChunk];
+    alignas(16) float residual_unit[kUnits][kChunk], written_unit[kUnits][kChunk], gradient_unit[kChunk];
     float largest[4][kWarps];                ///< of Q, K, M and Z
     float pairs[2][kWarps][kChunk];          ///< sums of pairs that a gate separates, by block of 16 rows
     float rows[2][kChunk], columns[kChunk];  ///< shares of each token, by what reads S and by what R reads
     float states[kWarps];                    ///< of ⟨S, R⟩
-    uint64_t full[2];                        ///< of what has Element's type; of the rest
+    float state_unit[2][kUnits];             ///< of S and R
+    uint64_t full[3];                        ///< of what has Element's type; of what each sweep has left
   };
   static constexpr int kTile = kTiles * kPanel, kGradient = 0, kResidual = kTile, kWritten = 2 * kTile,
                        kBefore = 3 * kTile, kAfter = 4 * kTile, kQuery = 5 * kTile, kKey = kQuery + kPanel,

@@ -13,7 +13,7 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
 
   /// A lane's words of the residuals of 16 tokens: no other thread's, so that each waits for its own copies alone.
   __device__ __forceinline__ uint32_t residual_at(int k) const {
-    return ptx::shared_address(this->memory) + kDeltaKeyWarpgroupBytes<kRows> + (this->warp * kWarps + k) * 512 +
+    return ptx::shared_address(this->memory) + kDeltaKeyWarpgroupBytes<kRows, true> + (this->warp * kWarps + k) * 512 +
            lane * 16;
   }
   /// Begins to bring them, in a group of copies: in registers from here on, they would be loaded where they are used.
@@ -76,7 +76,7 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
     fence(x, operands.high, operands.low);
     // The gradient of β: of the lane's two columns, tokens 8i + 2t and the next.
     const float residual_unit = p.arrays.residual_unit[kept];
-    ptx::copies_wait<1>();
+    ptx::copies_wait<0>();
     float2 strength[8];
     uint4 four;
 #pragma unroll
@@ -128,14 +128,15 @@ struct DeltaKeyWarpgroupReverse : DeltaKeyWarpgroups<Element, kRows, false, true
 
 /// Bytes of its shared memory: the sweep's, and residuals of 128 columns by 64 tokens.
 template <int kRows>
-inline constexpr int kDeltaKeyReverseBytes = kDeltaKeyWarpgroupBytes<kRows> + 2 * kPanel;
+inline constexpr int kDeltaKeyReverseBytes = kDeltaKeyWarpgroupBytes<kRows, true> + 2 * kPanel;
 
 /// As reverse_delta_keys of 128 columns.
 template <typename Element, int kRows>
-__global__ void __launch_bounds__(256, 1)
-    reverse_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p) {
+__global__ void __launch_bounds__(256, 1) reverse_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p,
+                                                                           const __grid_constant__ CUtensorMap values) {
   extern __shared__ __align__(1024) char memory[];
-  auto call = delta_key_sweep_of<DeltaKeyWarpgroupReverse<Element, kRows>>(p, memory, 128);
+  DeltaKeyWarpgroupReverse<Element, kRows> call{
+      {delta_key_sweep_of<DeltaKeySweep<Element, kRows, 128, false, true>>(p, memory, 128), values}};
   call.begin();
   wait_for_previous_kernel();
   let_next_kernel_start();

@@ -32,7 +32,17 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       for (int e = 0; e < 4; ++e) use(i, e, e % 2 ? factors[i].y : factors[i].x);
   }
 
-  __device__ __forceinline__ void sweep(int n) {
+  /// Begins to bring chunk n, when it is prepared and its stage has been read: the warps that copy. The others need not wait for either.
+  __device__ __forceinline__ void bring(int& prepared, int n) const {
+    if (n >= p.chunks || (!kKeeps && this->warp > 0)) return;
+    this->await(prepared, n);
+    if (n >= 2)
+      ptx::mbarrier_wait(this->empty(n), n / 2 % 2 ^ 1);  // of chunk n − 2; the next phase is ended by this warp too
+    this->copy(n, n);
+  }
+
+  /// Chunk n; while its products run, the next one is brought.
+  __device__ __forceinline__ void sweep(int n, int& prepared) {
     const char* const stage = this->stage(n);
     const auto floats = [&](int offset) { return reinterpret_cast<const float*>(stage + offset); };
     ColumnSums last_first, out_last_first;  // of the last tokens first
@@ -51,7 +61,7 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
       this->issue_read(out_last_first, left, stage + Stage::Record::kQuery);
       ptx::wgmma_commit();
     }
-    this->copy(n + 1, n + 1);  // while products run
+    bring(prepared, n + 1);
     if constexpr (kKeeps) this->keep(p.arrays.before, p.arrays.before_unit, left, unit, p.first_chunk + n);
     // What the products meet is read while they run.
     TokenFactors key_units, beta;
@@ -112,27 +122,28 @@ struct DeltaKeyWarpgroupSweep : DeltaKeyWarpgroups<Element, kRows, kKeeps, false
     ptx::wgmma_wait<0>();
     for (ColumnSums& sums : added) fence(sums, written[0]);
     this->add(added, written_unit.unit);
+    arrive_warp(this->empty(n), lane);  // what it has read is in use
   }
 };
 
 /// As sweep_delta_keys of 128 columns.
 template <typename Element, int kRows, bool kKeeps>
-__global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p) {
+__global__ void __launch_bounds__(256, 1) sweep_delta_keys_by_warpgroups(const __grid_constant__ DeltaKeyArguments p,
+                                                                         const __grid_constant__ CUtensorMap values) {
   extern __shared__ __align__(1024) char memory[];
-  auto call = delta_key_sweep_of<DeltaKeyWarpgroupSweep<Element, kRows, kKeeps>>(p, memory, 128);
+  DeltaKeyWarpgroupSweep<Element, kRows, kKeeps> call{
+      {delta_key_sweep_of<DeltaKeySweep<Element, kRows, 128, kKeeps>>(p, memory, 128), values}};
   call.begin();
   if (!p.prepared) wait_for_previous_kernel();
   let_next_kernel_start();
   if constexpr (kKeeps) call.publish(0);
-  int prepared = 0;
-  call.await(prepared, 0);
-  call.copy(0, 0);
+  int prepared = 0;  // by what the warp has seen
+  call.bring(prepared, 0);
   call.each_of_state(
       [&](float& number, bool inside, int64_t at) { number = p.initial && inside ? p.initial[at] : 0.0f; });
   for (int n = 0; n < p.chunks; ++n) {
-    call.meet(n);
-    call.await(prepared, n + 1);
-    call.sweep(n);
+    ptx::mbarrier_wait(call.full(n), n / 2 % 2);
+    call.sweep(n, prepared);
   }
   if (p.last)
     call.each_of_state([&](float& number, bool inside, int64_t at) {

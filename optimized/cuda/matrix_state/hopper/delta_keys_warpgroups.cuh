@@ -2,9 +2,10 @@
 // What the sweeps of delta_keys_sweep.cuh by wgmma share. A warpgroup owns 64 columns of a head's state and a CTA two warpgroups: Sᵀ and what else is a left
 // operand stays in registers, in the places that mma.sync has it, and a right operand is read from shared memory once for 64 columns instead of 16.
 //
-// In a stage a triangle is a square of 8 × 8 matrices by columns, the last rows first. Forward, sums have the last tokens first too: then what a block of
-// tokens gives to itself and to later ones are the first of the sums, as in the sweep back what it gives to itself and to earlier ones. Products of
-// further sums, zeros, would pass a later token's infinity on to earlier ones; and sums that begin within others' registers stall the products.
+// Forward, sums have the last tokens first: then what a block of tokens gives to itself and to later ones are the first of the sums, as in the sweep back what
+// it gives to itself and to earlier ones. Products of further sums, zeros, would pass a later token's infinity on to earlier ones; and sums that begin
+// within others' registers stall the products. So γ q and γ k are read the last 8 rows first, as the record has them that a forward's values are
+// swept from. In a stage of the sweep back a triangle is a square of 8 × 8 matrices by columns, the last rows first: there rows are as far apart in each.
 
 #include <type_traits>
 
@@ -12,14 +13,16 @@
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_sweep.cuh"
+#include "optimized/cuda/matrix_state/hopper/products.cuh"
 
 namespace lethe::matrix_state {
 
-/// Byte offsets of a stage: a DeltaKeyRecord whose triangles are squares, and the chunk's values.
-template <int kRows>
+/// Byte offsets of a stage: a DeltaKeyRecord, for the sweep back with squares for triangles, and the chunk's values.
+template <int kRows, bool kBack>
 struct DeltaKeyStage {
   using Record = DeltaKeyRecord<kRows>;
-  static constexpr int kInverse = Record::kInverse, kPairs = kInverse + 2 * kPanel, kTotals = kPairs + 2 * kPanel,
+  static constexpr int kPart = kBack ? kPanel : kTriangle;  ///< of a triangle's two numbers
+  static constexpr int kInverse = Record::kInverse, kPairs = kInverse + 2 * kPart, kTotals = kPairs + 2 * kPart,
                        kKeyUnits = kTotals + Record::kKeyUnits - Record::kTotals,
                        kQueryUnits = kTotals + Record::kQueryUnits - Record::kTotals,
                        kBeta = kTotals + Record::kBeta - Record::kTotals,
@@ -27,8 +30,8 @@ struct DeltaKeyStage {
                        kBytes = kValue + 2 * kPanel;
 };
 /// Bytes of a sweep's shared memory: two stages and their barriers.
-template <int kRows>
-inline constexpr int kDeltaKeyWarpgroupBytes = 2 * DeltaKeyStage<kRows>::kBytes + 16;
+template <int kRows, bool kBack>
+inline constexpr int kDeltaKeyWarpgroupBytes = 2 * DeltaKeyStage<kRows, kBack>::kBytes + 32;
 
 using FlatSums = float[32];
 __device__ __forceinline__ FlatSums& flat(ColumnSums& sums) { return reinterpret_cast<FlatSums&>(sums); }
@@ -37,23 +40,26 @@ __device__ __forceinline__ FlatSums& flat(ColumnSums& sums) { return reinterpret
 template <typename Element, int kRows, bool kKeeps, bool kBack>
 struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
   using Sweep = DeltaKeySweep<Element, kRows, 128, kKeeps, kBack>;
-  using Stage = DeltaKeyStage<kRows>;
+  using Stage = DeltaKeyStage<kRows, kBack>;
   using Sweep::p, Sweep::memory, Sweep::warp, Sweep::lane, Sweep::head, Sweep::b, Sweep::h, Sweep::column, Sweep::state;
   using typename Sweep::Record;
-  static constexpr int kThreads = 256;
+  const CUtensorMap& values;  ///< of p.value, in tiles of a chunk
 
   __device__ __forceinline__ char* stage(int n) const { return memory + n % 2 * Stage::kBytes; }
 
-  /// Of each stage: whether the copy engine has brought what it brings.
+  /// Of each stage: whether the copy engine has brought what it brings, and forward whether all warps have read it.
   __device__ __forceinline__ uint64_t* full(int n) const {
     return reinterpret_cast<uint64_t*>(memory + 2 * Stage::kBytes) + n % 2;
   }
+  __device__ __forceinline__ uint64_t* empty(int n) const { return full(n) + 2; }
 
   /// All threads, before anything else.
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) {
-      ptx::mbarrier_init(full(0), 1);
-      ptx::mbarrier_init(full(1), 1);
+      for (int i = 0; i < 2; ++i) {
+        ptx::mbarrier_init(full(i), 1);
+        ptx::mbarrier_init(empty(i), 8 * kArrivalsOfAWarp);
+      }
       ptx::mbarrier_init_fence();
     }
     __syncthreads();
@@ -73,46 +79,49 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
     ptx::fence_async_global();
   }
 
-  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage, its record by runs. Of a record, what a sweep that keeps does not read stays
-  /// away. A warp issues its lanes' runs one after the other, so that each has an eighth of them; one that ends before its bytes are expected ends no phase.
+  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage. Of a record, what a sweep that keeps does not read stays away. A warp issues
+  /// its lanes' runs one after the other, so that each has an eighth of them; one that ends before its bytes are expected ends no phase.
   __device__ __forceinline__ void copy(int n, int chunk) const {
-    if (n < p.chunks) {
-      char* const to = stage(n);
-      const char* const from = p.records + (head * this->records() + chunk) * Record::kBytes;
-      constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kNatural = kBack ? kFirst : Record::kWriteKey,
-                    kFloats = Record::kBytes - Record::kTotals, kTriangles = kKeeps ? 2 : 4;
-      if (threadIdx.x == 0) {
-        ptx::mbarrier_arrive_expect(full(n), Record::kInverse - kFirst + kFloats + kTriangles * kTriangle);
-        ptx::load_run(to + kNatural, from + kNatural, Record::kInverse - kNatural, full(n));
-        ptx::load_run(to + Stage::kTotals, from + Record::kTotals, kFloats, full(n));
+    if (n >= p.chunks) return;
+    char* const to = stage(n);
+    const char* const from = p.records + (head * this->records() + chunk) * Record::kBytes;
+    constexpr int kFirst = kKeeps ? Record::kReadKey : Record::kQuery, kTriangles = kKeeps ? 2 : 4;
+    if (threadIdx.x == 0) {
+      const auto run = [&](int begin, int end, int place) {
+        ptx::load_run(to + place, from + begin, end - begin, full(n));
+      };
+      ptx::mbarrier_arrive_expect(
+          full(n), Record::kInverse - kFirst + kTriangles * kTriangle + Record::kBytes - Record::kTotals + 2 * kPanel);
+      if constexpr (kBack) {
+        run(kFirst, Record::kInverse, kFirst);
+        run(Record::kTotals, Record::kBytes, Stage::kTotals);
+      } else if constexpr (kKeeps) {
+        run(Record::kWriteKey, Record::kPairs, Record::kWriteKey);
+        run(Record::kTotals, Record::kBytes, Stage::kTotals);
+      } else {
+        run(0, Record::kBytes, 0);
       }
-      // Tiles whose last rows come first, by 8 rows.
-      if (lane < (kNatural - kFirst) / kPanel)
-        ptx::load_run(to + kFirst + lane * kPanel + (7 - warp) * 1024, from + kFirst + lane * kPanel + warp * 1024,
-                      1024, full(n));
+      const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        ptx::load_tile(to + Stage::kValue + i * kPanel, &values, full(n), column + 64 * i, static_cast<int>(h),
+                       static_cast<int>(first), static_cast<int>(b));
+    }
+    if constexpr (kBack) {
       if (lane < kTriangles)
         ptx::load_run(to + Stage::kInverse + lane * kPanel + warp * 1024,
                       from + Record::kInverse + lane * kTriangle + triangle_matrix(7, warp), (8 - warp / 2 * 2) * 128,
                       full(n));
-      const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
-      const int piece = threadIdx.x % 16;
-      const bool inside = column + 8 * piece < p.columns;
-      const char* const values = static_cast<const char*>(p.value.data) +
-                                 (b * p.value.batch_stride + h * p.value.head_stride + column + 8 * piece) * 2;
-#pragma unroll
-      for (int row = threadIdx.x / 16; row < kChunk; row += kThreads / 16) {
-        const bool valid = first + row < p.length && inside;
-        ptx::copy_chunk(
-            ptx::shared_address(to) + Stage::kValue + tile_piece(row, piece),
-            valid ? values + (first + row) * p.value.token_stride * 2 : static_cast<const char*>(p.value.data), valid);
-      }
+    } else if constexpr (kKeeps) {
+      // Of the record as the sweep back reads it the last rows first, by 8 rows.
+      if (lane < kRows / 64)
+        ptx::load_run(to + kFirst + lane * kPanel + (7 - warp) * 1024, from + kFirst + lane * kPanel + warp * 1024,
+                      1024, full(n));
     }
-    ptx::copies_commit();
   }
 
   /// The n-th stage is there, and no warpgroup reads the one before.
   __device__ __forceinline__ void meet(int n) const {
-    ptx::copies_wait<0>();
     ptx::mbarrier_wait(full(n), n / 2 % 2);
     __syncthreads();
   }
@@ -142,27 +151,29 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
                                  k > 0);
   }
 
-  /// The first 16·kBlocks of the sums += block k of left times what begins at `square` and, a panel further, what rounding has left of it: products of two
-  /// numbers each that count, the smaller ones first. kSwap: the operand's first eight tokens come last.
+  /// The first 16·kBlocks of the sums += block k of left times what begins at `from` and, Stage::kPart further, what rounding has left of it: products of
+  /// two numbers each that count, the smaller ones first. kSwap: the operand's first eight tokens come last.
   template <ptx::Major kMajor, bool kTwoParts, bool kSwap, int kBlocks>
   __device__ __forceinline__ static void issue_parts(ColumnSums& sums, const ColumnOperands& left, int k,
-                                                     const char* square, uint32_t k_bytes, uint32_t row_bytes) {
+                                                     const char* from, uint32_t k_bytes, uint32_t row_bytes) {
     const auto issue = [&](const uint32_t(&of)[4], const char* right) {
       constexpr int kFirst = kSwap ? 2 : 0;
       ptx::wgmma<kMajor>(__nv_bfloat16{}, reinterpret_cast<float(&)[8 * kBlocks]>(sums), of[kFirst], of[kFirst + 1],
                          of[2 - kFirst], of[3 - kFirst], ptx::unswizzled_descriptor(right, k_bytes, row_bytes), true);
     };
-    issue(left.high[k], square + kPanel);
-    if constexpr (kTwoParts) issue(left.low[k], square);
-    issue(left.high[k], square);
+    issue(left.high[k], from + Stage::kPart);
+    if constexpr (kTwoParts) issue(left.low[k], from);
+    issue(left.high[k], from);
   }
-  /// sums += left · Lᵀ, L the lower triangle of a square; the last tokens' sums first.
-  __device__ __forceinline__ static void issue_lower(ColumnSums& sums, const ColumnOperands& left, const char* square) {
+  /// sums += left · Lᵀ, L the lower triangle; the last tokens' sums first.
+  __device__ __forceinline__ static void issue_lower(ColumnSums& sums, const ColumnOperands& left,
+                                                     const char* triangle) {
     each_step([&]<int k>(std::integral_constant<int, k>) {
-      issue_parts<ptx::Major::kK, true, false, kWarps - k>(sums, left, k, square + 2 * k * 1024, 1024, 128);
+      issue_parts<ptx::Major::kK, true, false, kWarps - k>(sums, left, k, triangle + triangle_matrix(7, 2 * k),
+                                                           (8 - 2 * k) * 128, 128);
     });
   }
-  /// sums += left · L; the numbers are bfloat16 where they have one part.
+  /// sums += left · L, L the lower triangle of a square; the numbers are bfloat16 where they have one part.
   template <bool kTwoParts>
   __device__ __forceinline__ static void issue_lower_transposed(ColumnSums& sums, const ColumnOperands& left,
                                                                 const char* square) {

@@ -10,7 +10,7 @@
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
 // All that becomes float16 is divided by the units of delta_units.cuh. X, R and O lie over V, R times its weights over the rounded state. So
-// that a chunk's rows of O need not have left before the next one begins, its stage is empty only during that.
+// that a chunk's rows of O or R need not have left before the next one begins, its stage is empty only during that.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_state.cuh"
@@ -284,8 +284,8 @@ struct DeltaSweep {
       load_blocks(left, chunk.inverse, block, lane);
       ptx::wgmma_wait<0>();
       if constexpr (!kKeeps) ptx::fence_registers(out);
-      if (!kKeeps && n > 0 && arrives(lane)) {
-        ptx::bulk_wait_read<0>();
+      if (n > 0 && arrives(lane)) {
+        ptx::bulk_wait_read<kKeeps ? 1 : 0>();  // the chunk before's rows; this chunk's S may still be read
         ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
       }
       sync();
@@ -341,10 +341,7 @@ struct DeltaSweep {
       if constexpr (!kKeeps) ptx::fence_registers(out);
       ptx::fence_registers(left);
       sync();  // all products have ended
-      if constexpr (kKeeps) {
-        wait_for_stores(lane);  // R has left
-        if (arrives(lane)) ptx::mbarrier_arrive(&small().empty[at.index]);
-      } else {
+      if constexpr (!kKeeps) {
         scale_rows(out, out_unit(chunk)[i0], out_unit(chunk)[i0 + 8]);
         uint32_t packed[16];
         pack_sums<Element>(packed, out, 1.0f);

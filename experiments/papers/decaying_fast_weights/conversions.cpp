@@ -78,6 +78,13 @@ std::vector<Row> table_1() {
   };
 }
 
+std::vector<Row> decay_variants() {
+  ModelConfig write_gate = linear<DecayConfig>(kTable1States), no_sigmoid = write_gate;
+  write_gate.mixer.only<DecayConfig>().write_gate = true;
+  no_sigmoid.mixer.only<DecayConfig>().sigmoid = false;
+  return {{kWriteGate, write_gate}, {kNoSigmoid, no_sigmoid}};
+}
+
 std::vector<Row> table_2(const nlohmann::json& settings) {
   const int64_t window = settings.at("window");
   ModelConfig local = named_architecture("local");

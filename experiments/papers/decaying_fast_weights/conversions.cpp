@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/json_file.hpp"
@@ -149,6 +150,7 @@ void Conversions::add_divergence(const std::string& statement, const std::string
   Comparison comparison{.statement = statement, .source = source, .unit = "1", .expectation = {.low = 0.5}, .paper = 1};
   if (diverged.contains(row)) comparison.measured = mean(diverged.at(row));
   else {
+    comparison.measured = std::numeric_limits<double>::quiet_NaN();
     comparison.absent_row = row;
     comparison.out_of_reach = "this scale does not train " + row;
   }

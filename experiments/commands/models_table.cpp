@@ -45,6 +45,7 @@ std::string architecture_of(const ModelConfig& model) {
     same.vocabulary = model.vocabulary, same.layers = model.layers, same.width = model.width;
     same.heads = model.heads, same.mlp_multiple = model.mlp_multiple, same.compute_dtype = model.compute_dtype;
     same.residual_in_compute_dtype = model.residual_in_compute_dtype;
+    same.initialization = model.initialization;
     if (json(same) == json(model)) return known.name;
   }
   std::string mixers;

@@ -106,6 +106,7 @@ int64_t vocabulary_of(const std::string& tokenizer) {
 
 Run with_members(Run run, const Members& members, const std::vector<std::string>& settings) {
   json model = run.model, training = run.training;
+  model.emplace("initialization", "normal");  // absent where it is that
   std::set<std::string> given;
   const auto set = [&](const std::string& member, const std::string& value) {
     if (!given.insert(member).second) throw std::invalid_argument(member + ": expected once, found 2 times");

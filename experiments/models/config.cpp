@@ -22,6 +22,7 @@ void visit_model(Config& config, Visitor&& visit) {
   visit("output_norm", config.output_norm);
   visit("compute_dtype", config.compute_dtype);
   visit("residual_in_compute_dtype", config.residual_in_compute_dtype);
+  visit("initialization", config.initialization);
   visit("mixer", config.mixer);
 }
 
@@ -122,6 +123,8 @@ double training_flops_per_token(const ModelConfig& config, int64_t context_lengt
 void to_json(nlohmann::json& json, const ModelConfig& config) {
   json = nlohmann::json::object();
   visit_model(config, JsonWriter{json});
+  if (config.initialization == Initialization::kNormal)
+    json.erase("initialization");  // younger than the names of models
 }
 
 void from_json(const nlohmann::json& json, ModelConfig& config) {

@@ -11,6 +11,20 @@
 
 namespace lethe {
 
+/// The first weights of a model.
+enum class Initialization {
+  kNormal,  ///< N(0, 0.02²) for every matrix but the mixers' own exceptions
+  /// U(−b, b) with b = 2^−2.5·√(6 / (rows + columns)) for the matrices of mixers, N(0, 0.02²) / √(2·layers) for the MLPs' output projections, and
+  /// kNormal for the others: Flash Linear Attention at 0ce8ce3, FoX Appendix E.11
+  kScaled
+};
+
+template <>
+struct EnumNames<Initialization> {
+  static inline const std::vector<std::pair<Initialization, std::string>> names{{Initialization::kNormal, "normal"},
+                                                                                {Initialization::kScaled, "scaled"}};
+};
+
 /// One architecture. Defaults are FoX (Pro) of the papers' runs, without a size.
 struct ModelConfig {
   int64_t vocabulary = 0;
@@ -26,6 +40,7 @@ struct ModelConfig {
   std::string compute_dtype = "float32";  ///< of matrix products and mixers: float32, bfloat16, float16, float64
   /// Whether the residual stream is kept in compute_dtype; else in float32 (float64)
   bool residual_in_compute_dtype = false;
+  Initialization initialization = Initialization::kNormal;  ///< in JSON where it is another
   MixerStack mixer;  ///< one for all layers, or several that repeat from the first layer on
 
   int64_t head_dim() const { return width / heads; }

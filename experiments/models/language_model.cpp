@@ -1,6 +1,7 @@
 #include "experiments/models/language_model.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <tuple>
 
@@ -71,6 +72,14 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config, torch::Device de
   parts_->norm = weights.parameter("model.norm.weight", {config.width}, constant(1));
   parts_->output = weights.parameter("lm_head.weight", {config.vocabulary, config.width}, normal());
   parts_->head = weights.product({parts_->output});
+  if (config.initialization == Initialization::kScaled) {
+    const double residuals = 2.0 * static_cast<double>(config.layers);
+    weights.replace_initial([&](const std::string& path, const Tensor& value) -> Initial {
+      if (path.ends_with("mlp.down_proj.weight")) return normal(0.02 / std::sqrt(residuals));
+      if (path.find(".attn.") == std::string::npos || value.dim() != 2) return nullptr;
+      return uniform(std::exp2(-2.5) * std::sqrt(6.0 / static_cast<double>(value.size(0) + value.size(1))));
+    });
+  }
   if (device.type() != torch::kMeta && seed) initialize(*seed);
 }
 

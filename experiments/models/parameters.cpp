@@ -87,6 +87,12 @@ FlatParameters Weights::flatten(torch::Dtype compute_dtype, bool with_gradients,
   return FlatParameters::of(named, register_->products, compute_dtype, with_gradients, parts);
 }
 
+void Weights::replace_initial(const std::function<Initial(const std::string& path, const Tensor& value)>& other) const {
+  for (const auto& parameter : root_->named_parameters())
+    if (Initial initial = other(parameter.key(), parameter.value()))
+      register_->initial.at(parameter.key()) = std::move(initial);
+}
+
 void Weights::initialize(uint64_t seed) const {
   std::vector<std::pair<std::string, Tensor>> named;
   for (auto& parameter : root_->named_parameters()) named.emplace_back(parameter.key(), parameter.value());

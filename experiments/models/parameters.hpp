@@ -46,6 +46,9 @@ class Weights {
   /// Moves all parameters into flat buffers (FlatParameters::of).
   FlatParameters flatten(torch::Dtype compute_dtype, bool with_gradients, int64_t parts) const;
 
+  /// Replaces the initializers of those parameters for which `other` returns one.
+  void replace_initial(const std::function<Initial(const std::string& path, const torch::Tensor& value)>& other) const;
+
   /// Draws everything anew: each parameter and buffer from a generator of its own, of the seed and its name, as many at once as there are threads.
   /// The numbers are drawn on the CPU, so a seed gives the same weights on every device, and models share those of parameters that they share.
   void initialize(uint64_t seed) const;

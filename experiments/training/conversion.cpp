@@ -170,7 +170,7 @@ std::vector<ConvertedParameter> convert_weights(const Run& run, const LanguageMo
       Tensor rows = theirs[path] * scale;
       if (!swap.value_gate.empty()) {
         const std::string bias = path.substr(0, path.size() - name.size()) + swap.value_gate;
-        rows *= torch::sigmoid(-ours[bias]).unsqueeze(1);  // 1 − σ(b_z)
+        rows *= (swap.value_gate_is_bounded ? torch::sigmoid(-ours[bias]) : 1 - ours[bias]).unsqueeze(1);  // 1 − σ(b_z)
       }
       value.copy_(rows);
       report.push_back({path, ConvertedParameter::kScaled});

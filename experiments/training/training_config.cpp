@@ -156,6 +156,8 @@ std::string identity(const Run& run, const std::string& data_hash) {
   if (!run.training.packs_documents) parts["training"].erase("packs_documents");
   const auto without_younger = [](nlohmann::json& mixer) {
     if (mixer.contains("prune_by_mass") && !mixer.at("prune_by_mass").get<bool>()) mixer.erase("prune_by_mass");
+    if (mixer.contains("write_gate") && !mixer.at("write_gate").get<bool>()) mixer.erase("write_gate");
+    if (mixer.contains("sigmoid") && mixer.at("sigmoid").get<bool>()) mixer.erase("sigmoid");
     if (mixer.contains("forget_bias") && mixer.at("forget_bias") == 0) mixer.erase("forget_bias");
   };
   nlohmann::json& mixers = parts["model"]["mixer"];

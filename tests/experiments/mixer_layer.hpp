@@ -138,6 +138,27 @@ inline Head with_reference_features(const Layer& layer, Head head, Eigen::Index 
   return reference::with_features(head, map);
 }
 
+/// The decay rule with its options, token by token: S ← G ⊙ S + W ⊙ k vᵀ, o = Sᵀ q, G = f zᵀ, W = 1 − G with a write gate, else 1.
+inline Matrix<double> decay_by_hand(const Layer& layer, const Head& head, Eigen::Index h, const Matrix<double>& x) {
+  const auto gates = [&](const std::string& name, Eigen::Index size) {
+    Matrix<double> all = x * layer.of_head(name + ".weight", h, size).transpose();
+    all.rowwise() += layer.weight(name + ".bias").middleCols(h * size, size).row(0);
+    return layer.options.at("sigmoid") ? reference::layers::sigmoid<double>(all) : all;
+  };
+  const Matrix<double> keys = gates("key_gate_proj", head.key.cols()),
+                       values = gates("value_gate_proj", head.value.cols());
+  Matrix<double> state = Matrix<double>::Zero(head.key.cols(), head.value.cols()),
+                 outputs(head.value.rows(), head.value.cols());
+  for (Eigen::Index t = 0; t < x.rows(); ++t) {
+    const Matrix<double> gate = keys.row(t).transpose() * values.row(t);
+    Matrix<double> write = head.key.row(t).transpose() * head.value.row(t);
+    if (layer.options.at("write_gate")) write.array() *= 1 - gate.array();
+    state = gate.cwiseProduct(state) + write;
+    outputs.row(t) = head.query.row(t) * state;
+  }
+  return outputs;
+}
+
 // The expected output of the layer, and its states.
 inline Matrix<double> expected_values(const Layer& layer, const Matrix<double>& x, double* largest_state = nullptr) {
   const ModelConfig& model = layer.model;
@@ -168,6 +189,10 @@ inline Matrix<double> expected_values(const Layer& layer, const Matrix<double>& 
     if (layer.has("key_gate_proj.weight")) {
       head.log_key_gate = log_gate(layer, "key_gate_proj", h, head.key.cols(), x);
       head.log_value_gate = log_gate(layer, "value_gate_proj", h, d, x);
+    }
+    if (layer.options.value("write_gate", false) || !layer.options.value("sigmoid", true)) {
+      all.middleCols(h * d, d) = decay_by_hand(layer, head, h, x);
+      continue;
     }
     all.middleCols(h * d, d) = rule(layer, head).values;
     if (!largest_state) continue;

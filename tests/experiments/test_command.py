@@ -55,6 +55,7 @@ class Calls(CommandTest):
             ("--set: expected a member among", "describe", "--set", "kv_shft=false"),
             ("--set: expected key=value, found 'rope'", "describe", "--set", "rope"),
             ("rope: expected true or false, found 5", "describe", "--set", "rope=5"),
+            ("initialization: expected one of normal, scaled", "describe", "--set", "initialization=usual"),
             ("found fox-po (did you mean fox-pro?)", "describe", "--architecture", "fox-po"),
             ("--architecture: expected one of ", "describe", "--architecture", "fox"),
             ("forget_gate: expected full", "describe", "--architecture", "gated_delta", "--set", "forget_gate=none"),

@@ -175,6 +175,28 @@ TEST(LanguageModel, StartsFromNormalMatricesNormsOfOneAndBiasesOfZero) {
   }
 }
 
+TEST(LanguageModel, StartsFromScaledMatricesOfMixersAndOutputProjections) {
+  for (const char* architecture : {"fox-pro", "transformer-llama"}) {
+    ModelConfig config = tiny_model(named_architecture(architecture));
+    const LanguageModel usual(config);
+    config.initialization = Initialization::kScaled;
+    const LanguageModel scaled(config);
+    const auto before = usual->named_parameters();
+    for (const auto& item : scaled->named_parameters()) {
+      const Tensor& value = item.value();
+      if (item.key().find(".attn.") != std::string::npos && value.dim() == 2) {
+        const double bound = std::sqrt(6.0 / static_cast<double>(value.size(0) + value.size(1)) / 32);
+        EXPECT_LE(value.abs().max().item<double>(), bound) << item.key();
+        EXPECT_NEAR(value.abs().mean().item<double>(), bound / 2, bound / 8) << item.key();
+      } else if (item.key().ends_with("mlp.down_proj.weight")) {
+        EXPECT_LT(distance(value, before[item.key()] / 2), 1e-8) << "two layers have four residuals";
+      } else {
+        EXPECT_TRUE(value.equal(before[item.key()])) << item.key();
+      }
+    }
+  }
+}
+
 TEST(LanguageModel, HasTheWeightsOfItsSeed) {
   LanguageModel first(tiny_model()), second(tiny_model());
   const auto weights = [](LanguageModel& model) { return torch::nn::utils::parameters_to_vector(model->parameters()); };

@@ -1,6 +1,7 @@
 // The mixers with a state, each against the reference's rule, which shares only the weights with it.
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "experiments/models/language_model.hpp"
 #include "experiments/models/mixers/parts/state.hpp"
+#include "experiments/models/mixers/parts/unbounded_state.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "tests/experiments/mixer_layer.hpp"
 #include "tests/experiments/tiny.hpp"
@@ -65,6 +67,9 @@ std::vector<MixerCase> every_map_and_gate() {
       {"delta", R"({"feature_map": "dpfp", "dpfp_nu": 3, "sum_norm": true})"},
       {"decay", R"({"feature_map": "elu_plus_one"})"},
       {"decay", R"({"feature_map": "dpfp", "dpfp_nu": 1})"},
+      {"decay", R"({"write_gate": true})"},
+      {"decay", R"({"sigmoid": false})"},
+      {"decay", R"({"rope": true, "write_gate": true, "sigmoid": false})"},
   };
   std::vector<MixerCase> cases;
   for (const auto& [name, options] : kCases)
@@ -162,6 +167,44 @@ TEST(StateLayer, ReturnsItsLargestStateAndValue) {
     EXPECT_NEAR(trace.largest_state.item<double>(), largest, 1e-10 * largest);
     EXPECT_GT(trace.largest_value.item<double>(), 0);
   }
+}
+
+TEST(UnboundedState, ContinuesAStateAndKeepsPackedSequencesApart) {
+  torch::manual_seed(5);
+  const auto some = [](int64_t size) { return torch::randn({1, 11, 2, size}, torch::kFloat64); };
+  const Tensor q = some(3), k = some(3), v = some(4), f = 1.3 * some(3), g = 1.3 * some(4);
+  const auto of = [&](int64_t begin, int64_t length, const std::optional<Tensor>& state = std::nullopt) {
+    const auto cut = [&](const Tensor& x) { return x.narrow(1, begin, length); };
+    return unbounded_state(cut(q), cut(k), cut(v), cut(f), cut(g), state, std::nullopt);
+  };
+  const auto [values, state] = of(0, 11);
+  const auto [early, middle] = of(0, 5);
+  const auto [late, end] = of(5, 6, middle);
+  EXPECT_LT(distance(values, torch::cat({early, late}, 1)), 1e-10);
+  EXPECT_LT(distance(state, end), 1e-10);
+  const Tensor sequences = torch::tensor({0, 5, 5, 11}, torch::kInt64);
+  const Tensor packed = std::get<0>(unbounded_state(q, k, v, f, g, std::nullopt, sequences));
+  EXPECT_LT(distance(packed, torch::cat({early, std::get<0>(of(5, 6))}, 1)), 1e-10);
+  EXPECT_GT(distance(packed, values), 1e-3);
+}
+
+TEST(UnboundedState, HasTheGradientsOfItsRecurrence) {
+  torch::manual_seed(5);
+  const auto some = [](torch::IntArrayRef sizes) { return torch::randn(sizes, torch::kFloat64).requires_grad_(); };
+  const std::vector<Tensor> in{some({2, 7, 2, 3}), some({2, 7, 2, 3}), some({2, 7, 2, 4}),
+                               some({2, 7, 2, 3}), some({2, 7, 2, 4}), some({2, 2, 3, 4})};
+  const Tensor direction = torch::randn({2, 7, 2, 4}, torch::kFloat64),
+               last = torch::randn({2, 2, 3, 4}, torch::kFloat64);
+  const auto [values, state] = unbounded_state(in[0], in[1], in[2], in[3], in[4], in[5], std::nullopt);
+  const auto found = torch::autograd::grad({(values * direction).sum() + (state * last).sum()}, in);
+  Tensor step = in[5], sum = torch::zeros({}, torch::kFloat64);
+  for (int64_t t = 0; t < 7; ++t) {
+    const auto at = [&](size_t i) { return in[i].select(1, t); };
+    step = at(3).unsqueeze(-1) * step * at(4).unsqueeze(-2) + at(1).unsqueeze(-1) * at(2).unsqueeze(-2);
+    sum = sum + ((step * at(0).unsqueeze(-1)).sum(-2) * direction.select(1, t)).sum();
+  }
+  const auto expected = torch::autograd::grad({sum + (step * last).sum()}, in);
+  for (size_t i = 0; i < in.size(); ++i) EXPECT_LT(distance(found[i], expected[i]), 1e-10) << i;
 }
 
 TEST(StateLayer, InSixteenBitsIsNearThatOfThirtyTwoWithEveryMap) {

@@ -85,7 +85,7 @@ def read_training(folder):
     return Training(folder, run, done, read_log(folder / "log.jsonl"), str(error))
 
 
-LEFT_OUT = {"prune_by_mass": False, "forget_bias": 0}  # of a mixer: an identity has it where it is another
+LEFT_OUT = {"prune_by_mass": False, "forget_bias": 0, "write_gate": False, "sigmoid": True}  # of a mixer: an identity has it where it is another
 
 
 def identified(value):

@@ -15,11 +15,17 @@ struct DecayConfig : StateConfig {
   static constexpr const char* kName = "decay";
   /// n of Uniform Gate Initialisation, σ(b) ~ U[1/n, 1 − 1/n]; absent: a head's number of gates.
   std::optional<double> gate_range;
+  /// Whether what is written is gated too, (1 − f_t z_tᵀ) ⊙ k_t v_tᵀ.
+  bool write_gate = false;
+  /// Whether σ bounds the gates; else they are W x + b of any sign and size, with biases that begin at the same gates.
+  bool sigmoid = true;
 
   template <class Self, class Visitor>
   static void members(Self& self, Visitor&& visit) {
     StateConfig::members(self, visit);
     visit("gate_range", self.gate_range);
+    visit("write_gate", self.write_gate);
+    visit("sigmoid", self.sigmoid);
   }
 };
 
@@ -34,7 +40,7 @@ torch::Tensor uniform_gate_bias(int64_t size, double n, torch::Generator generat
 ///
 ///   S_t = diag(f_t) S_{t−1} diag(z_t) + k_t v_tᵀ,  f = σ(W_f x + b_f), z = σ(W_z x + b_z)
 ///
-/// source   T2FW, Eq. 7
+/// source   T2FW, Eq. 7; without a write gate after Section 3, with the sigmoid after footnote 1
 Mixer decay_mixer();
 
 }  // namespace lethe

@@ -136,10 +136,11 @@ class MixerLayer {
 
 /// The conversion of trained softmax attention to a mixer: the changes to the source's parameters, where they are not kept.
 struct Swap {
-  bool product = false;          ///< q_proj and k_proj return features: W_φ times the source's, or drawn
-  std::string feature_map = {};  ///< the parameter that is drawn like W_φ
-  double value_scale = 1;        ///< factor of v_proj where the conversion doesn't set one
-  std::string value_gate = {};   ///< the bias b_z whose 1 − σ(b_z) multiplies the rows of v_proj
+  bool product = false;               ///< q_proj and k_proj return features: W_φ times the source's, or drawn
+  std::string feature_map = {};       ///< the parameter that is drawn like W_φ
+  double value_scale = 1;             ///< factor of v_proj where the conversion doesn't set one
+  std::string value_gate = {};        ///< the bias b_z whose 1 − σ(b_z) multiplies the rows of v_proj
+  bool value_gate_is_bounded = true;  ///< else 1 − b_z does
 };
 
 /// A row. Functions read the model's trunk and the mixer's options; `typed` below supplies the options' type.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/json_file.hpp"
@@ -78,6 +79,13 @@ std::vector<Row> table_1() {
   };
 }
 
+std::vector<Row> decay_variants() {
+  ModelConfig write_gate = linear<DecayConfig>(kTable1States), no_sigmoid = write_gate;
+  write_gate.mixer.only<DecayConfig>().write_gate = true;
+  no_sigmoid.mixer.only<DecayConfig>().sigmoid = false;
+  return {{kWriteGate, write_gate}, {kNoSigmoid, no_sigmoid}};
+}
+
 std::vector<Row> table_2(const nlohmann::json& settings) {
   const int64_t window = settings.at("window");
   ModelConfig local = named_architecture("local");
@@ -142,6 +150,7 @@ void Conversions::add_divergence(const std::string& statement, const std::string
   Comparison comparison{.statement = statement, .source = source, .unit = "1", .expectation = {.low = 0.5}, .paper = 1};
   if (diverged.contains(row)) comparison.measured = mean(diverged.at(row));
   else {
+    comparison.measured = std::numeric_limits<double>::quiet_NaN();
     comparison.absent_row = row;
     comparison.out_of_reach = "this scale does not train " + row;
   }

@@ -13,9 +13,13 @@ namespace lethe {
 
 /// The control of both tables: local attention of one token, whose every layer sees nothing but its own token.
 inline const std::string kWithoutContext = "Without context";
+inline const std::string kWriteGate = "Decay linear with write gate", kNoSigmoid = "Decay linear without sigmoid";
 
 /// The rows of Table 1, all of m = 4, the control, and the configurations that diverge according to the paper's text.
 std::vector<Row> table_1();
+
+/// The linear decay rule of m = 4 with a write gate (T2FW Section 3), and without the sigmoid of its gates (footnote 1).
+std::vector<Row> decay_variants();
 
 /// The rows of Table 2: attention with further training, a window, and linear features of m = 4 (of Table 1), 16 and 32.
 /// Windows are settings["window"] and, where different, a thirty-second of the training's context, the paper's share.

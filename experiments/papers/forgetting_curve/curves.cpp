@@ -5,6 +5,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "experiments/claims/deciding.hpp"
 #include "experiments/claims/measures.hpp"
 #include "experiments/json_file.hpp"
 
@@ -112,11 +113,16 @@ Comparison Curves::gap(const std::string& statement, const std::vector<Term>& te
     sums.resize(of_variant.size());
     for (size_t repeat = 0; repeat < sums.size(); ++repeat) sums[repeat] += weight * of_variant[repeat];
   }
-  return {.statement = statement,
-          .unit = "1",
-          .expectation = expectation,
-          .measured = mean(sums),
-          .band = std::hypot(band_of_mean(sums), seed_band(terms, length))};
+  const double of_text = band_of_mean(sums), of_seeds = seed_band(terms, length);
+  Comparison comparison{.statement = statement,
+                        .unit = "1",
+                        .expectation = expectation,
+                        .measured = mean(sums),
+                        .band = std::hypot(of_text, of_seeds)};
+  // The wider of the two noises is the one to be lowered.
+  comparison.would_decide = of_seeds > of_text ? deciding_sample(comparison, of_seeds, of_text, "the seeds")
+                                               : deciding_sample(comparison, of_text, of_seeds, "the text");
+  return comparison;
 }
 
 Comparison Curves::control(const std::string& statement, const std::string& variant, int64_t length,
@@ -124,6 +130,7 @@ Comparison Curves::control(const std::string& statement, const std::string& vari
   Comparison comparison = gap(statement, {{variant, 1}}, length, expectation);
   const std::vector<double> repeats = gaps(variant, length);
   if (!repeats.empty()) comparison.band = band_of_mean(repeats);
+  comparison.would_decide = deciding_sample(comparison, comparison.band, 0, "the text");
   comparison.note = study_.settings.value("control_after_a_run", "");
   return comparison;
 }

@@ -43,10 +43,22 @@ std::vector<Row> table_3() {
   };
 }
 
+std::vector<Row> figure_9() {
+  ModelConfig model = named_architecture("transformer-pro");
+  model.mixer.only<AttentionConfig>().kv_shift = false;
+  std::vector<Row> rows = {{"Transformer (Pro) - KV-shift", model}};
+  model.output_norm = false;
+  rows.insert(rows.begin(), {"Transformer (LLaMA) + QK-norm + output gate", model});
+  model.output_gate = false;
+  rows.insert(rows.begin(), {"Transformer (LLaMA) + QK-norm", model});
+  return rows;
+}
+
 Row table_3_row(const std::string& name) {
-  for (const Row& row : table_3())
-    if (row.name == name) return row;
-  throw std::invalid_argument("row: expected one of FoX Table 3, found " + name);
+  for (const auto& rows : {table_3(), figure_9()})
+    for (const Row& row : rows)
+      if (row.name == name) return row;
+  throw std::invalid_argument("row: expected one of FoX Table 3 or Fig. 9, found " + name);
 }
 
 Row blind_row(const nlohmann::json& settings) {

@@ -12,9 +12,12 @@ namespace lethe {
 /// The models of FoX Table 3 from top to bottom. Its row "- KV-shift" is the row "+ output norm" of the upper half.
 std::vector<Row> table_3();
 
+/// The rows of FoX Fig. 9 between Transformer (LLaMA) and Transformer (Pro), a component more each.
+std::vector<Row> figure_9();
+
 /// The row of that name.
 ///
-/// throws  std::invalid_argument for a name that Table 3 doesn't have
+/// throws  std::invalid_argument for a name that neither Table 3 nor Fig. 9 has
 Row table_3_row(const std::string& name);
 
 /// The rows that are run with several seeds where a scale doesn't say otherwise: two with a forget gate, two without.
@@ -24,7 +27,7 @@ inline const std::vector<std::string> kNoiseRows = {"FoX (LLaMA)", "Transformer 
 /// The control of claims on length: Transformer (LLaMA) whose layers see settings["control_window"] tokens each. Its seeds are those of "control".
 Row blind_row(const nlohmann::json& settings);
 
-/// Runs of Table 3's rows of these names: seeds_of(settings, name), by default settings["seeds"] for the rows of kNoiseRows and one for the others.
+/// Runs of the rows of these names: seeds_of(settings, name), by default settings["seeds"] for the rows of kNoiseRows and one for the others.
 std::vector<Run> table_3_runs(const std::vector<std::string>& names, const nlohmann::json& settings,
                               int64_t vocabulary);
 

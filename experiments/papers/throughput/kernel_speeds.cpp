@@ -5,6 +5,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "experiments/claims/deciding.hpp"
 #include "experiments/json_file.hpp"
 
 namespace lethe {
@@ -51,6 +52,8 @@ Findings judge(const Study& study, const std::vector<Measured>& all, Expectation
                                     .expectation = expected(goal.value),
                                     .measured = found->record.value,
                                     .band = found->band});
+    Comparison& comparison = findings.comparisons.back();
+    comparison.would_decide = deciding_sample(comparison, found->band, 0, "the measurements");
   }
   return findings;
 }

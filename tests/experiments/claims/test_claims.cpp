@@ -12,6 +12,7 @@
 #include "experiments/claims/job.hpp"
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
+#include "experiments/papers/decaying_fast_weights/conversions.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 #include "tests/experiments/tiny.hpp"
 
@@ -231,6 +232,10 @@ TEST(Runs, OfEveryTableAreAskedForAtTheLargerScales) {
     EXPECT_GE(asks("savings", "FoX (Pro) without ACP"), 3) << scale << ": equality needs seeds";
     EXPECT_GT(asks("state_capacity", "Decay m=32"), 0) << scale;
     EXPECT_GT(asks("update_rules", "Delta with an open gate"), 0) << scale;
+    for (const Row& row : figure_9()) EXPECT_GT(asks("ablations", row.name), 0) << scale << ": " << row.name;
+    for (const Row& row : decay_variants()) EXPECT_GT(asks("update_rules", row.name), 0) << scale << ": " << row.name;
+    EXPECT_GT(asks("initialization", "Transformer (LLaMA) from scaled matrices"), 0) << scale;
+    EXPECT_GT(asks("pruned_needle", "FoX (Pro) with ACP"), 0) << scale;
   }
 }
 
@@ -248,6 +253,21 @@ TEST(Runs, OfTable3AreFourteenDifferentModels) {
   std::set<std::string> architectures;
   for (const Row& row : table_3()) architectures.insert(nlohmann::json(row.architecture).dump());
   EXPECT_EQ(architectures.size(), 14u);
+}
+
+TEST(Runs, OfFigure9GoFromOneTransformerToTheOtherByAComponentEach) {
+  std::vector<nlohmann::json> models{named_architecture("transformer-llama")};
+  for (const Row& row : figure_9()) models.push_back(row.architecture);
+  models.push_back(named_architecture("transformer-pro"));
+  const std::vector<std::string> components{"qk_norm", "output_gate", "output_norm", "kv_shift"};
+  for (size_t m = 0; m + 1 < models.size(); ++m) {
+    std::vector<std::string> changed;
+    for (const nlohmann::json& change : nlohmann::json::diff(models[m], models[m + 1])) {
+      const std::string path = change.at("path");
+      changed.push_back(path.substr(path.rfind('/') + 1));
+    }
+    EXPECT_EQ(changed, std::vector{components[m]});
+  }
 }
 
 TEST(Runs, OfTable3HaveTheNumbersOfThePaper) {

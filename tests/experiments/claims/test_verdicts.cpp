@@ -10,6 +10,7 @@
 #include <numbers>
 #include <vector>
 
+#include "experiments/claims/deciding.hpp"
 #include "experiments/claims/verdict.hpp"
 
 namespace lethe {
@@ -174,6 +175,17 @@ TEST(Median, IsTheMiddleOrTheMeanOfTheTwoInTheMiddle) {
   EXPECT_DOUBLE_EQ(median({5, 1, 3}), 3);
   EXPECT_DOUBLE_EQ(median({4, 1, 3, 100}), 3.5);
   EXPECT_THROW(median({}), std::invalid_argument);
+}
+
+TEST(DecidingSample, IsTheSmallestWholeFactorThatGivesAVerdict) {
+  Comparison one{.expectation = Expectation::positive(), .measured = 0.1, .band = 0.25};
+  EXPECT_EQ(deciding_sample(one, 0.25, 0, "the text"), "7 times the text")
+      << "0.25 / sqrt(7) is below 0.1, / sqrt(6) isn't";
+  EXPECT_EQ(deciding_sample(one, 0.25, 0.2, "the text"), "more than 1000 times the text") << "the other band stays";
+  one.measured = 0.3;
+  EXPECT_EQ(deciding_sample(one, 0.25, 0, "the text"), "") << "it has its verdict";
+  one.measured = 0;
+  EXPECT_EQ(deciding_sample(one, 0.25, 0, "the text"), "") << "nothing would give it one";
 }
 
 }  // namespace

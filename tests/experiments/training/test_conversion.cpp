@@ -105,6 +105,18 @@ TEST(Swap, ScalesTheRowsOfTheValuesByWhatTheirGatesForget) {
   EXPECT_GT(distance(swap.ours(kLayer + "v_proj.weight"), swap.theirs(kLayer + "v_proj.weight")), 1e-3);
 }
 
+TEST(Swap, OfTheDecayRulesOtherGatesBeginsAtTheSameStates) {
+  const auto values = [](const nlohmann::json& options) {
+    lethe::Run run = converted("decay");
+    set(run.model, options);
+    return Swap(run).ours(kLayer + "v_proj.weight");
+  };
+  const Swap swap(converted("decay"));
+  EXPECT_LT(distance(values({{"sigmoid", false}}), values({{"sigmoid", true}})), 1e-7)
+      << "biases are the gates themselves";
+  EXPECT_EQ(distance(values({{"write_gate", true}}), swap.theirs(kLayer + "v_proj.weight")), 0);
+}
+
 TEST(Swap, ScalesTheAdditiveRulesValuesWhereNothingElseKeepsThemSmall) {
   const auto factor = [](const lethe::Run& run) {
     const Swap swap(run);

@@ -34,6 +34,9 @@ TEST_F(Identity, HasTheOptionsOfTheModelsMixer) {
   EXPECT_TRUE(changes_name("gated_linear", {{"forget_bias", 3}}));
   EXPECT_FALSE(changes_name("gated_linear", {{"forget_bias", 0}})) << "models keep their names";
   EXPECT_TRUE(changes_name("gated_delta", {{"write_bias", -1}}));
+  EXPECT_TRUE(changes_name("decay", {{"write_gate", true}}));
+  EXPECT_TRUE(changes_name("decay", {{"sigmoid", false}}));
+  EXPECT_FALSE(changes_name("decay", {{"write_gate", false}, {"sigmoid", true}})) << "models keep their names";
   EXPECT_TRUE(changes_name("gated_delta", {{"state_size", 8}}));
   EXPECT_FALSE(changes_name("gated_delta", {{"state_size", 16}})) << "the default";
 }
@@ -43,6 +46,15 @@ TEST_F(Identity, HasTheResidualsDtype) {
   const std::string wide = name_of(model);
   model.residual_in_compute_dtype = true;
   EXPECT_NE(name_of(model), wide);
+}
+
+TEST_F(Identity, HasAnInitializationThatIsNotTheUsualOne) {
+  ModelConfig model = tiny_model();
+  EXPECT_FALSE(nlohmann::json(model).contains("initialization")) << "models and measurements keep their names";
+  const std::string usual = name_of(model);
+  model.initialization = Initialization::kScaled;
+  EXPECT_NE(name_of(model), usual);
+  EXPECT_EQ(nlohmann::json(model).get<ModelConfig>().initialization, Initialization::kScaled);
 }
 
 TEST_F(Identity, HasDecayAndRepeatsWhereTheyAreUsed) {

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "experiments/models/layers.hpp"
+#include "experiments/models/mixers/parts/unbounded_state.hpp"
 #include "experiments/models/not_finite.hpp"
 #include "optimized/torch/implementations.hpp"
 #include "optimized/torch/matrix_state.hpp"
@@ -21,8 +22,9 @@ constexpr int64_t kTracedStates = 256;  // at most this many along a text are re
 StateInputs piece(const StateInputs& in, int64_t begin, int64_t length) {
   const auto cut = [&](const Tensor& x) { return x.narrow(1, begin, length); };
   const auto cut_if = [&](const std::optional<Tensor>& x) { return x ? std::optional(cut(*x)) : std::nullopt; };
-  return {cut(in.query),  cut(in.key), cut(in.value), cut_if(in.log_key_gate), cut_if(in.log_value_gate),
-          cut_if(in.beta)};
+  return {
+      cut(in.query),   cut(in.key),         cut(in.value),         cut_if(in.log_key_gate), cut_if(in.log_value_gate),
+      cut_if(in.beta), cut_if(in.key_gate), cut_if(in.value_gate), cut_if(in.erased_key),   cut_if(in.erased_value)};
 }
 
 // z·q, [B,T,H,1]: the keys' sum up to each token of its sequence, read by the query. before: where given, the sum of the keys before, undefined for
@@ -74,6 +76,18 @@ StateInputs inputs_of(const StateProjections& projections, const StateRule& rule
 
 std::tuple<Tensor, Tensor> recurrence(const StateInputs& in, const std::optional<Tensor>& state, double scale,
                                       const std::optional<Tensor>& cu_seqlens) {
+  if (in.erased_key) {  // the state is linear in what is written
+    const auto of = [&](const Tensor& key, const Tensor& value, const std::optional<Tensor>& before) {
+      return recurrence({in.query, key, value, in.log_key_gate, in.log_value_gate, in.beta, in.key_gate, in.value_gate},
+                        before, scale, cu_seqlens);
+    };
+    const auto [o, left] = of(in.key, in.value, state);
+    const auto [less, without] = of(*in.erased_key, *in.erased_value, std::nullopt);
+    return {o - less, left - without};
+  }
+  if (in.key_gate)
+    return unbounded_state(scale == 1 ? in.query : in.query * scale, in.key, in.value, *in.key_gate, *in.value_gate,
+                           state, cu_seqlens);
   if (in.beta) return delta_state(in.query, in.key, in.value, *in.beta, in.log_key_gate, state, scale, cu_seqlens);
   return gated_state(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate, state, scale, false, cu_seqlens);
 }

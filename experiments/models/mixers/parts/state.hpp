@@ -63,6 +63,10 @@ struct StateInputs {
   torch::Tensor query, key, value;                                      // [B,T,H,m], [B,T,H,m], [B,T,H,D]
   std::optional<torch::Tensor> log_key_gate = {}, log_value_gate = {};  // [B,T,H] or [B,T,H,m], [B,T,H,D]
   std::optional<torch::Tensor> beta = {};                               // [B,T,H]: the delta rules
+  // In place of both logs, gates of any sign and size [B,T,H,m], [B,T,H,D]: unbounded_state
+  std::optional<torch::Tensor> key_gate = {}, value_gate = {};
+  // k′, v′ whose products k′v′ᵀ are subtracted from the writes, [B,T,H,m], [B,T,H,D]
+  std::optional<torch::Tensor> erased_key = {}, erased_value = {};
 };
 
 /// The largest numbers of a mixer with a state in a forward pass, and its gates.

@@ -1,6 +1,7 @@
 // T2FW Table 1: update rules with and without normalisation and feature map, and which of them diverge.
 
 #include <algorithm>
+#include <iterator>
 
 #include "experiments/papers/decaying_fast_weights/conversions.hpp"
 
@@ -44,6 +45,7 @@ const std::vector<Divergence>& divergences() {
       {"The additive rule with norm and without ReLU diverges", "Additive linear with norm", "T2FW Section 4.1.2"},
       {"The delta rule without sum norm diverges", "Delta without sum norm", "T2FW footnote 3"},
       {"The delta rule with a gate of 1/2 at the beginning diverges", "Delta with an open gate", "T2FW footnote 3"},
+      {"The decay rule without the sigmoid of its gates diverges", kNoSigmoid, "T2FW footnote 1"},
   };
   return table;
 }
@@ -51,7 +53,9 @@ const std::vector<Divergence>& divergences() {
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
-  return conversion_runs(table_1(), settings, vocabulary);
+  std::vector<Row> rows = table_1();
+  std::ranges::copy(decay_variants(), std::back_inserter(rows));
+  return conversion_runs(rows, settings, vocabulary);
 }
 
 Findings measure(const Study& study) {
@@ -61,6 +65,13 @@ Findings measure(const Study& study) {
   const double margin = study.settings.at("no_effect_margin");
   all.add_difference(study, "Linear features and m = 4: gated and decay rule are alike", "Gated linear", "Decay linear",
                      Expectation::within(margin), false);
+
+  // The gain by gating what is written, at most the margin.
+  Comparison gain = all.losses.compare("A write gate brings the linear decay rule nothing",
+                                       {{kWriteGate, -1}, {"Decay linear", 1}}, {.high = margin});
+  gain.source = "T2FW Section 3, write gate";
+  gain.open = all.dead("Decay linear");
+  all.findings.comparisons.push_back(gain);
 
   // The strongest rival, whichever it is here: the paper's was the delta rule without attention norm, its linear one diverged.
   for (const char* rule : {"Gated linear", "Decay linear"}) {

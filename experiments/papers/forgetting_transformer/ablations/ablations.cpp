@@ -1,4 +1,4 @@
-// FoX Table 3: perplexity of every row at the training length, and the contribution of each component.
+// FoX Table 3 and Fig. 9: perplexity of every row at the training length, and the contribution of each component.
 
 #include <algorithm>
 #include <cmath>
@@ -41,11 +41,37 @@ const std::vector<Step>& steps() {
   return table;
 }
 
+const std::string kWithQkNorm = "Transformer (LLaMA) + QK-norm";
+
+/// Fig. 9's steps from Transformer (LLaMA) to (Pro).
+const std::vector<Step>& steps_of_the_transformer() {
+  static const std::vector<Step> table = {
+      {"Transformer (LLaMA): QK-norm improves it", "Transformer (LLaMA)", kWithQkNorm},
+      {"Transformer (LLaMA): the output gate improves on that", kWithQkNorm,
+       "Transformer (LLaMA) + QK-norm + output gate"},
+      {"Transformer (LLaMA): the output norm improves on that", "Transformer (LLaMA) + QK-norm + output gate",
+       "Transformer (Pro) - KV-shift"},
+      {"Transformer (LLaMA): KV-shift improves on that", "Transformer (Pro) - KV-shift", "Transformer (Pro)"},
+  };
+  return table;
+}
+
+/// The mean loss of the positions beyond the training length T less that of T/2 … T, on pieces of `factor` T.
+std::vector<double> rises(const Study& study, const Artefact& model, int64_t factor) {
+  const int64_t trained = model.run.training.context_length, longest = factor * trained;
+  const Evaluated found = evaluate(study, model, longest);
+  std::vector<double> rise = losses_of_sequences(found, trained, longest);
+  const std::vector<double> late = losses_of_sequences(found, trained / 2, trained);
+  for (size_t s = 0; s < rise.size(); ++s) rise[s] -= late[s];
+  return rise;
+}
+
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   std::vector<std::string> names;
-  for (const Row& row : table_3()) names.push_back(row.name);
+  for (const auto& rows : {table_3(), figure_9()})
+    for (const Row& row : rows) names.push_back(row.name);
   std::vector<Run> runs = table_3_runs(names, settings, vocabulary);
   std::ranges::copy(control_runs(settings, vocabulary), std::back_inserter(runs));
   return runs;
@@ -53,12 +79,18 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 
 Findings measure(const Study& study) {
   Findings findings;
-  Measurements losses(study.settings.value("confidence", kConfidence));
+  const double confidence = study.settings.value("confidence", kConfidence);
+  Measurements losses(confidence), rise(confidence);
+  const int64_t factor = study.settings.at("evaluation").value("length_factor", int64_t{0});  // 0: not asked
   study.each([&](const Artefact& artefact) {
     const Run& run = artefact.run;
     const int64_t length = run.training.context_length;
     const Evaluated found = evaluate(study, artefact, length);
     losses.add(run, found.value("loss"), losses_of_sequences(found, 0, length));
+    if (factor > 0 && (run.label == "Transformer (LLaMA)" || run.label == kWithQkNorm)) {
+      const std::vector<double> of_sequences = rises(study, artefact, factor);
+      rise.add(run, mean(of_sequences), of_sequences);
+    }
 
     for (Record& record : records_of(study, run, found)) findings.records.push_back(std::move(record));
     const auto [batch, samples] = std::pair(findings.records.back().batch, findings.records.back().samples);
@@ -79,6 +111,15 @@ Findings measure(const Study& study) {
         std::log(paper_value(study, step.worse, "perplexity") / paper_value(study, step.better, "perplexity"));
     findings.comparisons.push_back(comparison);
   }
+  for (const Step& step : steps_of_the_transformer()) {
+    findings.comparisons.push_back(
+        losses.compare(step.statement, {{step.better, -1}, {step.worse, 1}}, Expectation::positive()));
+    findings.comparisons.back().source = "FoX Fig. 9";
+  }
+  findings.comparisons.push_back(
+      rise.compare("Transformer (LLaMA): with QK-norm its loss rises less beyond the training length",
+                   {{kWithQkNorm, -1}, {"Transformer (LLaMA)", 1}}, Expectation::positive()));
+  findings.comparisons.back().source = "FoX Fig. 9, Fig. 17 and Appendix E.2";
   // The explainer page says the opposite of the table's numbers: there the Transformer gains more from the Pro architecture.
   Comparison pro =
       losses.compare("The Pro architecture gives the Transformer more than FoX",

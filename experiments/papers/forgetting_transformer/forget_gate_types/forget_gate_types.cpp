@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/seeds.hpp"
@@ -29,14 +30,38 @@ struct Losses {
   Measurements within, beyond;
 };
 
-/// `row` with another kind of gate and initial decay times from settings["decay_time_min"] to settings["decay_time_max"].
-Row with_gate(const std::string& name, Row row, ForgetGate gate, const nlohmann::json& settings) {
+/// `row` with another kind of gate and initial decay times from settings["decay_time_min"] to `longest`.
+Row with_gate(const std::string& name, Row row, ForgetGate gate, const nlohmann::json& settings, int64_t longest) {
   row.name = name;
   AttentionConfig& attention = row.architecture.mixer.only<AttentionConfig>();
   attention.forget_gate = gate;
   attention.decay_time_min = settings.at("decay_time_min");
-  attention.decay_time_max = settings.at("decay_time_max");
+  attention.decay_time_max = static_cast<double>(longest);
   return row;
+}
+
+/// The longest decay times beside settings["decay_time_max"]: the paper's sweep of T_max.
+std::vector<int64_t> other_decay_times(const nlohmann::json& settings) {
+  return settings.value("other_decay_times_max", std::vector<int64_t>());
+}
+
+/// The name of a row with another longest decay time.
+std::string up_to(const std::string& row, int64_t longest) { return row + " up to " + std::to_string(longest); }
+
+/// Statements on the rows of another T_max.
+std::vector<Comparison> of_other_decay_times(const Losses& losses, int64_t longest) {
+  const auto positive = Expectation::positive();
+  std::vector<Comparison> found;
+  for (const auto& [data_dependent, data_independent, fixed] : architectures())
+    for (const auto& [kind, row, where, of] :
+         {std::tuple("fixed", fixed, "within", &losses.within), std::tuple("fixed", fixed, "beyond", &losses.beyond),
+          std::tuple("data-independent", data_independent, "beyond", &losses.beyond)}) {
+      found.push_back(of->compare(data_dependent + ": T_max " + std::to_string(longest) + " doesn't help a " + kind +
+                                      " gate to the data-dependent one " + where + " the training length",
+                                  {{up_to(row, longest), 1}, {data_dependent, -1}}, positive));
+      found.back().source = "FoX Fig. 5 and Section 4.5";
+    }
+  return found;
 }
 
 }  // namespace
@@ -45,10 +70,17 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   std::vector<Run> runs = table_3_runs({"FoX (LLaMA)", "FoX (Pro)"}, settings, vocabulary);
   for (const Architecture& architecture : architectures()) {
     const Row row = table_3_row(architecture.data_dependent);
-    for (const Row& changed : {with_gate(architecture.data_independent, row, ForgetGate::kBiasOnly, settings),
-                               with_gate(architecture.fixed, row, ForgetGate::kFixed, settings)})
+    const auto add = [&](const Row& changed) {
       std::ranges::copy(runs_of(changed, settings, vocabulary, seeds_of(settings, changed.name, 1)),
                         std::back_inserter(runs));
+    };
+    const auto longest = whole_number(settings, "decay_time_max");
+    add(with_gate(architecture.data_independent, row, ForgetGate::kBiasOnly, settings, longest));
+    add(with_gate(architecture.fixed, row, ForgetGate::kFixed, settings, longest));
+    for (const int64_t other : other_decay_times(settings)) {
+      add(with_gate(up_to(architecture.data_independent, other), row, ForgetGate::kBiasOnly, settings, other));
+      add(with_gate(up_to(architecture.fixed, other), row, ForgetGate::kFixed, settings, other));
+    }
   }
   std::ranges::copy(control_runs(settings, vocabulary), std::back_inserter(runs));
   return runs;
@@ -106,6 +138,8 @@ Findings measure(const Study& study) {
             {{data_independent, 1}, {data_dependent, -1}}, positive),
         true);
   }
+  for (const int64_t other : other_decay_times(study.settings))
+    std::ranges::copy(of_other_decay_times(of_gates, other), std::back_inserter(findings.comparisons));
   for (const auto& [losses, where] : {std::pair(&with_control.within, " within the training length"),
                                       std::pair(&with_control.beyond, " beyond the training length")}) {
     const std::string fox = architectures().front().data_dependent;

@@ -90,11 +90,16 @@ std::vector<Comparison> comparisons_of(const Study& study, const Means& means) {
   const auto positive = Expectation::positive();
   constexpr const char* kFigure = "FoX Fig. 4 and Section 4.3";
   for (const std::string model : {"FoX (Pro)", "Transformer (Pro)", "FoX (LLaMA)", "Transformer (LLaMA)"}) {
-    add(means.within.compare(model + " finds the needle within the training length", {{model, 1}}, positive), kFigure,
-        "nats a token", model.ends_with("(Pro)"));
-    add(means.exact.compare(model + " writes the needle's answer word for word within the training length",
-                            {{model, 1}}, {.low = 0.9, .high = 1, .direction = +1}),
-        kFigure, "share of the prompts", false);
+    Comparison gain =
+        means.within.compare(model + " finds the needle within the training length", {{model, 1}}, positive);
+    if (gain.measured == 0) gain.open = "it answers alike with the needle and without, to the last bit";
+    add(gain, kFigure, "nats a token", model.ends_with("(Pro)"));
+    Comparison exact =
+        means.exact.compare(model + " writes the needle's answer word for word within the training length",
+                            {{model, 1}}, {.low = 0.9, .high = 1, .direction = +1});
+    if (exact.measured == 0)
+      exact.open = "it answers no prompt, and no share is below zero: a model that answers some would decide";
+    add(exact, kFigure, "share of the prompts", false);
   }
   for (const std::string trunk : {"(Pro)", "(LLaMA)"})
     add(means.beyond.compare("FoX " + trunk + " finds more than Transformer " + trunk + " beyond the training length",

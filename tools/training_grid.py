@@ -106,13 +106,13 @@ def main():
         cells = begun(options.output, provenance)
     except ValueError as error:
         sys.exit(f"training_grid: {error}")
-    asked = [(size, model, context) for model in options.models for size in options.sizes for context in options.contexts]
+    asked = [(size, model, context) for size in options.sizes for model in options.models for context in options.contexts]
 
     def is_there(cell):
         return any(found["error"] is None and (found["size"], found["model"], found["context"]) == cell for found in cells)
 
-    for model in options.models:
-        for size in options.sizes:
+    for size in options.sizes:  # a size's models soon after one another
+        for model in options.models:
             left = [context for context in options.contexts if not is_there((size, model, context))]
             if not left or is_over():
                 continue

@@ -120,6 +120,8 @@ Judged judge_one(const Experiment& experiment, const Context& context, const std
       throw std::invalid_argument("it measures the machine that it runs on: lethe run " + experiment.claim);
     }
     Findings findings = experiment.measure(study);
+    if (!study.data.empty() && findings.records.empty())
+      throw std::invalid_argument("expected measurements in " + settings["data"].get<std::string>() + ", found none");
     if (!keep_open(findings.comparisons, not_run))
       throw std::invalid_argument("expected the runs of a statement, found those of none; not run: " +
                                   described(not_run.front()));

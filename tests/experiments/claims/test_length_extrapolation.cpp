@@ -61,12 +61,12 @@ TEST_F(ShortContext, ComparesItsPositionsAndThoseAfterThem) {
   }
 }
 
-TEST_F(ShortContext, IsNotRefutedByModelsOfALongerOne) {
+TEST_F(ShortContext, IsOutOfReachOfModelsOfALongerOne) {
   Comparison within = one_of(experiment.measure(study).comparisons, "FoX (Pro) has no advantage");
   within.measured = 0.2, within.band = 0.01;
-  EXPECT_EQ(within.verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(within.verdict(), Verdict::kOutOfReach);
   within.measured = 0.002, within.band = 0.001;
-  EXPECT_EQ(within.verdict(), Verdict::kReproduced);
+  EXPECT_EQ(within.verdict(), Verdict::kOutOfReach);
 }
 
 TEST_F(ShortContext, IsAskedOnlyWhereAScaleHasOne) {

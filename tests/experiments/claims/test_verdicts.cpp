@@ -181,7 +181,8 @@ TEST(DecidingSample, IsTheSmallestWholeFactorThatGivesAVerdict) {
   Comparison one{.expectation = Expectation::positive(), .measured = 0.1, .band = 0.25};
   EXPECT_EQ(deciding_sample(one, 0.25, 0, "the text"), "7 times the text")
       << "0.25 / sqrt(7) is below 0.1, / sqrt(6) isn't";
-  EXPECT_EQ(deciding_sample(one, 0.25, 0.2, "the text"), "more than 1000 times the text") << "the other band stays";
+  EXPECT_EQ(deciding_sample(one, 5, 0, "the text"), "more than 1000 times the text");
+  EXPECT_EQ(deciding_sample(one, 0.25, 0.2, "the text"), "more than the text alone: another noise is too wide");
   one.measured = 0.3;
   EXPECT_EQ(deciding_sample(one, 0.25, 0, "the text"), "") << "it has its verdict";
   one.measured = 0;

@@ -1,8 +1,9 @@
 // ACP Fig. 3 right and Fig. 9: the needle in a haystack with and without pruning, the same weights asked twice.
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
-#include <set>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"

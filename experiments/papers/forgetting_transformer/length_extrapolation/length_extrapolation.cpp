@@ -60,7 +60,7 @@ std::vector<Comparison> within_a_short_context(const Stretches& all, int64_t sho
     const std::vector<Measurements::Term> advantage = {{transformer, 1}, {fox, -1}};
     found.push_back(all.early.compare(fox + " has no advantage over " + transformer + " within" + positions, advantage,
                                       Expectation::within(kNoAdvantage)));
-    found.back().no_refutation = "the paper says it of models that are trained on texts of that length";
+    found.back().out_of_reach = "the paper says it of models that are trained on texts of that length";
     found.push_back(
         all.gain.compare("The advantage of " + fox + " over " + transformer + " is larger after" + positions, advantage,
                          Expectation::positive()));

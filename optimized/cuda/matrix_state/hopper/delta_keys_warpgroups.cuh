@@ -79,7 +79,7 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
     ptx::fence_async_global();
   }
 
-  /// All threads: begin to bring the window's chunk `chunk` to the n-th stage. Of a record, what a sweep that keeps does not read stays away. A warp issues
+  /// The warps that bring, in the sweep back all: begin to bring the window's chunk `chunk` to the n-th stage. Of a record, what a sweep that keeps does not read stays away. A warp issues
   /// its lanes' runs one after the other, so that each has an eighth of them; one that ends before its bytes are expected ends no phase.
   __device__ __forceinline__ void copy(int n, int chunk) const {
     if (n >= p.chunks) return;

@@ -1,6 +1,7 @@
 #pragma once
 // The gradients of a state of at most 64 rows: one warpgroup computes P and dP, another dq, dk and dv of the chunk before. These three are stored from shared
-// memory that no product reads, so that operands are free as soon as they are read; but for dk of a normalised call, which leaves from dP's place.
+// memory that no product reads, so that operands are free as soon as they are read; but for dk of a normalised call without
+// left states, which leaves from dP's place.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
 

@@ -32,7 +32,7 @@ struct GradientsShared {
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call, which has no room for both, dk from dP's place.
+  /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call without left states, which has no room for both, dk from dP's place.
   static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized && !kKept ? kPairs : kScores + kPanel;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized && !kKept ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(GatesInReverse);

@@ -65,8 +65,8 @@ struct ForwardSplit {
 /// The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
 struct Split {
   int whole_heads, pieces;
-  bool handed_on =
-      false;  // R of the second of two pieces comes from the first, between which a round of whole heads is swept
+  /// R of the second of two pieces comes from the first, between which a round of whole heads is swept.
+  bool handed_on = false;
 
   Split(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
     cut(shape, form);

@@ -75,7 +75,8 @@ nlohmann::json settings_of(const char* claim) {
 TEST(ConversionRuns, StartFromOneSourceAndReadTheSameBatches) {
   const nlohmann::json settings = settings_of("update_rules");
   const auto runs = conversion_runs(table_1(), settings, 257);
-  ASSERT_EQ(runs.size(), 1u + 6 * 3 + 2 + 1) << "the source, six rows of three seeds, additive linear, the control";
+  ASSERT_EQ(runs.size(), 1u + 4 * 3 + 2 * 5 + 2 + 1)
+      << "the source, four rows of three seeds, two of five, additive linear, the control";
   EXPECT_EQ(runs.front().conversion, nullptr);
   EXPECT_EQ(runs.front().training.total_tokens, settings.at("source").at("total_tokens"));
   for (size_t r = 1; r < runs.size(); ++r) {

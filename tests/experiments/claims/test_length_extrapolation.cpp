@@ -7,21 +7,18 @@
 #include <vector>
 
 #include "experiments/claims/measures.hpp"
-#include "experiments/claims/registry.hpp"
-#include "experiments/claims/settings.hpp"
+#include "tests/experiments/claims/claim_study.hpp"
 #include "tests/experiments/claims/statements.hpp"
-#include "tests/experiments/tiny.hpp"
 
 namespace lethe {
 namespace {
 
 /// The claim at the scale smoke, with a short context of half the training length.
-class ShortContext : public TinyDatasetTest {
+class ShortContext : public ClaimStudy {
  protected:
-  ShortContext() {
+  ShortContext() : ClaimStudy("length_extrapolation") {
     settings["short_context"] = kShort;
-    for (const lethe::Run& run : experiment.runs(settings, dataset.vocabulary()))
-      study.trained.push_back(trained(run, dataset, models));
+    train();
   }
 
   /// The mean of L(i) over first + 1 … last and over the seeds of a row, from the curves of its models.
@@ -36,15 +33,6 @@ class ShortContext : public TinyDatasetTest {
   }
 
   static constexpr int64_t kTrained = 64, kShort = 32;
-  Experiment experiment = select_experiments({"length_extrapolation"}).front();
-  nlohmann::json settings = claim_settings(LETHE_SOURCE, experiment, "smoke");
-  Study study{.experiment = experiment,
-              .settings = settings,
-              .dataset = dataset,
-              .data = {},
-              .paper = {},
-              .trained = {},
-              .progress = [](double) {}};
 };
 
 TEST_F(ShortContext, ComparesItsPositionsAndThoseAfterThem) {

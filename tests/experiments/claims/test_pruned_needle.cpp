@@ -6,22 +6,19 @@
 #include <vector>
 
 #include "experiments/claims/record_files.hpp"
-#include "experiments/claims/registry.hpp"
-#include "experiments/claims/settings.hpp"
 #include "experiments/json_file.hpp"
+#include "tests/experiments/claims/claim_study.hpp"
 #include "tests/experiments/claims/statements.hpp"
-#include "tests/experiments/tiny.hpp"
 
 namespace lethe {
 namespace {
 
 /// The claim at the scale smoke, with three depths; what its model answers is replaced in the file of its measurement.
-class PrunedNeedle : public TinyDatasetTest {
+class PrunedNeedle : public ClaimStudy {
  protected:
-  PrunedNeedle() {
+  PrunedNeedle() : ClaimStudy("pruned_needle") {
     settings["needle"]["depths"] = {0, 50, 100};
-    for (const lethe::Run& run : experiment.runs(settings, dataset.vocabulary()))
-      study.trained.push_back(trained(run, dataset, models));
+    train();
     experiment.measure(study);
     study.makes = false;
   }
@@ -44,17 +41,6 @@ class PrunedNeedle : public TinyDatasetTest {
     write_sealed(file(), measured);
     return one_of(experiment.measure(study).comparisons, "Trained on 512 tokens: pruning doesn't change");
   }
-
-  const std::filesystem::path root = LETHE_SOURCE;
-  Experiment experiment = select_experiments({"pruned_needle"}).front();
-  nlohmann::json settings = claim_settings(root, experiment, "smoke");
-  Study study{.experiment = experiment,
-              .settings = settings,
-              .dataset = dataset,
-              .data = {},
-              .paper = {},
-              .trained = {},
-              .progress = [](double) {}};
 };
 
 TEST_F(PrunedNeedle, IsReproducedWherePruningChangesNothing) {

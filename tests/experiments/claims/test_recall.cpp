@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "experiments/claims/record_files.hpp"
-#include "experiments/claims/registry.hpp"
-#include "experiments/claims/settings.hpp"
 #include "experiments/json_file.hpp"
+#include "tests/experiments/claims/claim_study.hpp"
 #include "tests/experiments/claims/statements.hpp"
-#include "tests/experiments/tiny.hpp"
 
 namespace lethe {
 namespace {
@@ -36,14 +34,13 @@ const Scores kAllLearn = {{"softmax", {1, 1}},
                           {"untrained", {0.02, 0}}};
 
 /// The claim at the scale smoke; what its stacks answer is replaced in the files of their measurements.
-class Recall : public TinyDatasetTest {
+class Recall : public ClaimStudy {
  protected:
-  Recall() {
+  Recall() : ClaimStudy("recall") {
     settings.merge_patch({{"attention_rows", nlohmann::json::array({"FoX (Pro)"})},
                           {"seeds", 1},
                           {"task", {{"pairs", 8}, {"vocabulary", 64}}}});
-    for (const lethe::Run& run : experiment.runs(settings, dataset.vocabulary()))
-      study.trained.push_back(trained(run, dataset, models));
+    train();
     experiment.measure(study);
     study.makes = false;
   }
@@ -82,15 +79,6 @@ class Recall : public TinyDatasetTest {
   }
 
   static constexpr double kHeadDim = 16;
-  Experiment experiment = select_experiments({"recall"}).front();
-  nlohmann::json settings = claim_settings(LETHE_SOURCE, experiment, "smoke");
-  Study study{.experiment = experiment,
-              .settings = settings,
-              .dataset = dataset,
-              .data = {},
-              .paper = {},
-              .trained = {},
-              .progress = [](double) {}};
 };
 
 TEST_F(Recall, IsReproducedWhereEveryRowLearnsTheTask) {

@@ -7,11 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "experiments/claims/registry.hpp"
-#include "experiments/claims/settings.hpp"
 #include "experiments/json_file.hpp"
+#include "tests/experiments/claims/claim_study.hpp"
 #include "tests/experiments/claims/statements.hpp"
-#include "tests/experiments/tiny.hpp"
 
 namespace lethe {
 namespace {
@@ -28,12 +26,11 @@ const Courses kHolds = {{"Transformer at 128", {5.0, 4.9, 4.8}}, {"FoX at 128", 
                         {"FoX at 64", {4.95, 4.95, 4.95}},       {"Window at 64", {4.9, 4.9, 4.9}}};
 
 /// The claim at the scale smoke; the losses of its models are replaced in the files of their measurements.
-class TrainingContext : public TinyDatasetTest {
+class TrainingContext : public ClaimStudy {
  protected:
-  TrainingContext() {
+  TrainingContext() : ClaimStudy("training_context") {
     settings.merge_patch({{"training", {{"total_tokens", 128}, {"warmup_tokens", 0}}}});  // a step each
-    for (const lethe::Run& run : experiment.runs(settings, dataset.vocabulary()))
-      study.trained.push_back(trained(run, dataset, models));
+    train();
     experiment.measure(study);
     study.makes = false;
   }
@@ -65,16 +62,6 @@ class TrainingContext : public TinyDatasetTest {
   void forget(const std::string& label) {
     std::erase_if(study.trained, [&](const Artefact& model) { return model.run.label.starts_with(label); });
   }
-
-  Experiment experiment = select_experiments({"training_context"}).front();
-  nlohmann::json settings = claim_settings(LETHE_SOURCE, experiment, "smoke");
-  Study study{.experiment = experiment,
-              .settings = settings,
-              .dataset = dataset,
-              .data = {},
-              .paper = {},
-              .trained = {},
-              .progress = [](double) {}};
 };
 
 TEST_F(TrainingContext, ComparesStretchesAndContextsOfTheSameText) {

@@ -124,7 +124,7 @@ Task make_task(const Experiment& experiment, const Context& context, Datasets& d
   for (const Run& run : task.runs) inputs.push_back(artefact_name(run, dataset));
   if (settings.contains("data")) {
     task.data = context.root / settings["data"].get<std::string>();
-    inputs.push_back(sha256(read_whole(task.data)));
+    if (std::filesystem::exists(task.data)) inputs.push_back(sha256(read_whole(task.data)));
   }
   task.key = sha256(inputs.dump());
   return task;
@@ -174,6 +174,7 @@ void keep_only(const std::vector<std::string>& only, std::vector<AskedRun>& runs
 
 /// The data of a claim, null for one that reads none.
 nlohmann::json dataset_of(const Task& task) {
+  if (!task.data.empty() && !std::filesystem::exists(task.data)) return nullptr;
   if (!task.data.empty()) return {{"name", task.settings.at("data")}, {"content", sha256(read_whole(task.data))}};
   if (task.dataset.content_hash().empty()) return nullptr;
   return {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}};

@@ -113,7 +113,8 @@ Judged judge_one(const Experiment& experiment, const Context& context, const std
   try {
     if (settings.contains("data")) {
       study.data = context.root / settings["data"].get<std::string>();
-      dataset = {{"name", settings["data"]}, {"content", sha256(read_whole(study.data))}};
+      if (std::filesystem::exists(study.data))
+        dataset = {{"name", settings["data"]}, {"content", sha256(read_whole(study.data))}};
     } else if (settings.contains("training")) {
       study.trained = artefacts_of(experiment, settings, texts, models, dataset, not_run);
     } else {

@@ -29,6 +29,10 @@ class TrainingSpeed : public testing::Test {
 
   Findings judged() {
     std::ofstream(folder.path() / "grid.json") << file;
+    return judged_as_it_is();
+  }
+
+  Findings judged_as_it_is() {
     return experiment.measure({.experiment = experiment,
                                .settings = settings,
                                .dataset = dataset,
@@ -89,6 +93,13 @@ TEST_F(TrainingSpeed, CallsAGainBeyondTheRangeADirection) {
   EXPECT_EQ(
       one_of(judged().comparisons, "Pruning makes training 10 % to 35 % faster, 360M at a context of 8192").verdict(),
       Verdict::kDirectionReproduced);
+}
+
+TEST_F(TrainingSpeed, IsOpenBeforeItsFirstRun) {
+  const Findings found = judged_as_it_is();
+  EXPECT_TRUE(found.records.empty());
+  EXPECT_FALSE(found.comparisons.empty());
+  for (const Comparison& comparison : found.comparisons) EXPECT_FALSE(comparison.open.empty()) << comparison.statement;
 }
 
 TEST_F(TrainingSpeed, IsOpenWhereACellIsAbsentOrHasFailed) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -99,7 +100,9 @@ std::vector<Comparison> statements(const Study& study, const Times& times) {
 std::vector<Run> runs(const nlohmann::json&, int64_t) { return {}; }
 
 Findings measure(const Study& study) {
-  const nlohmann::json file = read_json(study.data);
+  // Before its first run there is none, and every statement is open.
+  const nlohmann::json file =
+      std::filesystem::exists(study.data) ? read_json(study.data) : nlohmann::json{{"cells", nlohmann::json::array()}};
   Findings findings;
   Times times;
   for (const nlohmann::json& cell : file.at("cells")) {

@@ -90,6 +90,8 @@ Findings measure(const Study& study) {
     all.findings.comparisons.push_back(comparison);
   }
 
+  for (Comparison& comparison : all.findings.comparisons) comparison.note = study.settings.value("first_run", "");
+
   for (const Divergence& d : divergences()) all.add_divergence(d.statement, d.source, d.row);
   Comparison others{.statement = "The other rows of the table converge: so many don't",
                     .source = "T2FW Table 1",

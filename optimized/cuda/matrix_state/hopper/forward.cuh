@@ -151,7 +151,7 @@ struct Forward {
   __device__ __forceinline__ void update_state(int block) const {
     if (piece.begin > 0) {
       wait_for_previous_kernel();
-      // By a vote: behind a loop that lanes leave apart no address would be in uniform registers.
+      // By a vote, so that all lanes leave the loop together: else the compiler keeps no address in uniform registers.
       while (kHandsOn && p.marks && !__all_sync(kAllLanes, ptx::load_acquire(mark(block)))) __nanosleep(100);
     }
     const Place place{warp, lane};

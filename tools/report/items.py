@@ -5,7 +5,7 @@ import re
 from collections import Counter
 
 from report.files import BadResult
-from report.markdown import table
+from report.markdown import measured_words, table
 from report.results import machine_folders, sound_claims
 
 COLUMNS = ["paper", "item", "says", "state", "claims", "why"]
@@ -106,6 +106,16 @@ def largest(root, folders, use=lambda claim: None):
     return best
 
 
+def is_of_an_abstract(row):
+    return row["item"].startswith("Abstract")
+
+
+def told(comparison):
+    """A statement with its verdict, its number and its band."""
+    number = "" if "out_of_reach" in comparison else measured_words(comparison)
+    return f"{comparison['verdict']}: {comparison['statement']}{f' ({number})' if number else ''}"
+
+
 def found(row, results):
     texts = []
     for name, begins in claims_of(row):
@@ -115,8 +125,9 @@ def found(row, results):
         elif row["state"] == "drawn":
             texts.append(f"{name} at {claim.certificate['scale']}")
         else:
-            counts = Counter(comparison["verdict"] for comparison in own_comparisons(claim, row, begins))
-            verdicts = "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
+            comparisons = own_comparisons(claim, row, begins)
+            counts = Counter(comparison["verdict"] for comparison in comparisons)
+            verdicts = "; ".join(map(told, comparisons) if is_of_an_abstract(row) else (f"{count} {verdict}" for verdict, count in counts.items()))
             texts.append(f"{name} at {claim.certificate['scale']}: {verdicts or 'no statement'}")
     return ". ".join(texts)
 

@@ -33,6 +33,14 @@ def with_band(value, band):
     return f"{without_minus_zero(f'{value:.{digits}f}')} ± {band:.{digits}f}"
 
 
+def measured_words(comparison):
+    """A statement's number with its band and unit; empty where it is open without one."""
+    value, band, unit = comparison["measured"], comparison["band"], comparison["unit"]
+    if value is None and "open" in comparison:
+        return ""
+    return (f"{value:.3g}" if value is not None and band == 0 else with_band(value, band)) + ("" if unit in ("", "1") else f" {unit}")
+
+
 def commit_words(commit, dirty):
     """`dirty` None: of a tree that is no checkout, whose commit was given."""
     if not commit or commit == "unknown":

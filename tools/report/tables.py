@@ -6,7 +6,7 @@ from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_table
 from report.items import all_folders, items_text
-from report.markdown import commit_words, number, table, with_band
+from report.markdown import commit_words, measured_words, number, table, with_band
 from report.matrix_state import matrix_state_data, matrix_state_table
 from report.portable import portable_data, portable_table
 from report.precision import PRECISION, precision_log, precision_table
@@ -29,15 +29,6 @@ class UnknownTable(Exception):
 
 
 def comparisons_table(claim):
-    def measured(comparison):
-        value, band = comparison["measured"], comparison["band"]
-        if value is None and "open" in comparison:
-            return ""
-        return (f"{value:.3g}" if value is not None and band == 0 else with_band(value, band)) + unit(comparison)
-
-    def unit(comparison):
-        return "" if comparison["unit"] in ("", "1") else f" {comparison['unit']}"
-
     def agrees(comparison):
         """What measured ± band has to be for the statement to hold."""
         low, high = comparison["expected"]["low"], comparison["expected"]["high"]
@@ -74,7 +65,7 @@ def comparisons_table(claim):
         emphasis = "**" if comparison["headline"] else ""
         rows.append([
             f"{emphasis}{comparison['statement']}{emphasis}", comparison["source"], paper(comparison),
-            "" if "out_of_reach" in comparison else measured(comparison), control(comparison), comparison["verdict"], why(comparison),
+            "" if "out_of_reach" in comparison else measured_words(comparison), control(comparison), comparison["verdict"], why(comparison),
         ])
     return table(["statement", "source", f"{claim.stated_by} (agrees where)", "measured", "control", "verdict", "why"], rows)
 

@@ -4,7 +4,7 @@ import json
 import unittest
 
 from checkout import CERTIFICATE, SOURCE, WithCheckout  # first: it finds tools/report
-from report.items import TITLES, all_folders, claims_of, faults_of_items, is_about, read_items
+from report.items import TITLES, all_folders, claims_of, faults_of_items, is_about, is_of_an_abstract, read_items
 from report.results import BadResult
 from report.tables import readme_table
 
@@ -79,6 +79,13 @@ class Items(WithCheckout):
         self.write("FoX,Fig. 8,gates help,measured,ablations: FoX (Pro) is | A gate,")
         self.assertEqual(self.faults(), ["FoX Fig. 8: expected a statement of ablations that begins with 'A gate', found none"])
 
+    def test_a_sentence_of_an_abstract_has_each_statement_with_its_number_and_band(self):
+        self.with_statements("A gate helps", "A gate hurts")
+        self.assertIn("| ablations at quick: trend reproduced: A gate helps (0.100 ± 0.020 nats); refuted: A gate hurts (0.100 ± 0.020 nats) |",
+                      self.table("FoX,Abstract 1,gates help,measured,ablations: A gate,"))
+        self.write("FoX,Abstract 1,gates help,measured,ablations: No gate,")
+        self.assertEqual(self.faults(), ["FoX Abstract 1: expected a statement of ablations that begins with 'No gate', found none"])
+
     def test_a_drawn_row_has_no_verdict(self):
         self.assertIn("| drawn | ablations at quick |", self.table("FoX,Fig. 18,curves,drawn,ablations,grey"))
         self.assertEqual(self.faults(), [])
@@ -113,6 +120,7 @@ class Items(WithCheckout):
             self.assertTrue(row["state"] not in ("measured", "drawn") or claims, row)
             self.assertTrue(claims <= known or "to be measured by" in row["why"], row)
             self.assertTrue(row["state"] in ("exact", "measured") or row["why"], row)
+        self.assertEqual({row["paper"] for row in rows if is_of_an_abstract(row)}, set(TITLES))
         self.assertEqual(list(faults_of_items(SOURCE, all_folders(SOURCE, SOURCE / "results"))), [])
 
 

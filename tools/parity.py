@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Parity with the official code: its names and shapes, loss and gradients of one batch, then training steps of both from one start.
 
-usage: tools/parity.py [--device cuda|cpu] [--peer FOLDER] [--build build/DEVICE] [--steps N] [--length N] [--seed 0] [--output FILE.json]
+usage: tools/parity.py [--device cuda|cpu] [--peer FOLDER] [--peer-commit COMMIT] [--build build/DEVICE] [--steps N] [--length N] [--seed 0] [--output FILE.json]
 
   git clone https://github.com/zhixuan-lin/forgetting-transformer .peers/forgetting-transformer
   git -C .peers/forgetting-transformer checkout 883f260
   tools/parity.py --device cpu --output results/MACHINE/official_parity.json     # some minutes; a page beside it
 
-The official code is that of commit 883f260; it needs triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's operator, whose
+The official code is that of commit 883f260, which the result names: of its checkout, or where FOLDER is a copy without one, --peer-commit. It needs triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's operator, whose
 parameters have the official names.
 
   cuda  125M in bfloat16 autocast with float32 weights, 200 steps on 4 × 4096 tokens
@@ -284,6 +284,15 @@ def commit_of(checkout):
     return said(checkout, "rev-parse", "HEAD") if said(checkout, "rev-parse", "--show-prefix") == "" else None
 
 
+def peer_commit(peer, told):
+    """The commit of the official code: that of its checkout, else the one that --peer-commit tells."""
+    expect(told is None or re.fullmatch("[0-9a-f]{7,40}", told), "--peer-commit: 7 to 40 hexadecimal digits", told)
+    found = commit_of(peer)
+    expect(found or told, f"a checkout in {peer}, or the commit of its code by --peer-commit", "neither")
+    expect(not (found and told) or found.startswith(told), f"{peer} at {told}, which --peer-commit tells", f"it at {found}")
+    return found or told
+
+
 def processor():
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
@@ -294,7 +303,7 @@ def certificate(options):
     changes = said(ROOT, "status", "--porcelain", "--", ".", ":(exclude)results")
     machine = {"processor": processor(), "cores": os.cpu_count()} | ({"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {})
     return {"commit": os.environ.get("LETHE_COMMIT") or said(ROOT, "rev-parse", "HEAD") or "unknown",
-            "dirty": None if changes is None else bool(changes), "peer": commit_of(options.peer) or "unknown",
+            "dirty": None if changes is None else bool(changes), "peer": options.peer_commit, "peer_is_told": commit_of(options.peer) is None,
             "built": built.read_text().strip() if (built := options.build / "bin/lethe.commit").is_file() else None,
             "command_line": " ".join(["tools/parity.py", *(re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:])]),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "machine": machine, "device": options.device,
@@ -314,6 +323,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=SCALES, default="cuda")
     parser.add_argument("--peer", type=Path, default=ROOT / ".peers/forgetting-transformer")
+    parser.add_argument("--peer-commit", help="of the official code, where its folder is no checkout")
     parser.add_argument("--build", type=Path, help="default: build/cuda or build/cpu")
     parser.add_argument("--steps", type=int, help="default: 200, or 20 on the CPU")
     parser.add_argument("--length", type=int, help="default: 4096, or 72 on the CPU")
@@ -327,6 +337,8 @@ def main():
         sys.exit(f"parity: --output: expected a file in a folder that exists, found {options.output}")
     result = {}
     try:
+        if (options.peer / "src").is_dir():  # where it isn't, the import says so
+            options.peer_commit = peer_commit(options.peer, options.peer_commit)
         for architecture, title in ARCHITECTURES.items():
             found = result[architecture] = compare(options, architecture)
             farthest = max(row["between"] for row in found["once"]["gradients"].values())

@@ -15,8 +15,8 @@ sys.path[:0] = [str(SOURCE / "tools"), str(SOURCE / "examples")]
 
 import fox  # noqa: E402
 from compare_training import mlp_width  # noqa: E402
-from official_fox import NEEDS  # noqa: E402
-from parity import ARCHITECTURES, AT_MOST, faults, is_apart, largest_difference, page, shapes, unlike  # noqa: E402
+from official_fox import NEEDS, Missing  # noqa: E402
+from parity import ARCHITECTURES, AT_MOST, faults, is_apart, largest_difference, page, peer_commit, shapes, unlike  # noqa: E402
 
 RESULTS = sorted(SOURCE.glob("results/*/official_parity.json"))
 PEER = SOURCE / ".peers/forgetting-transformer"
@@ -70,6 +70,31 @@ class Result(unittest.TestCase):
 
 
 class Peer(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.peer = Path(folder.name)
+        (self.peer / "src/forgetting_transformer").mkdir(parents=True)
+
+    def test_a_copy_of_the_official_code_needs_its_commit(self):
+        with self.assertRaisesRegex(Missing, "expected a checkout in .*, or the commit of its code by --peer-commit, found neither"):
+            peer_commit(self.peer, None)
+        with self.assertRaisesRegex(Missing, "--peer-commit: 7 to 40 hexadecimal digits, found main"):
+            peer_commit(self.peer, "main")
+        self.assertEqual(peer_commit(self.peer, "883f260"), "883f260")
+        run = subprocess.run([sys.executable, SOURCE / "tools/parity.py", "--device", "cpu", "--peer", self.peer], capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stderr.count("\n")), (2, 1))
+        self.assertIn("by --peer-commit, found neither", run.stderr)
+
+    def test_a_checkout_has_its_own_commit(self):
+        for command in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"]):
+            subprocess.run(["git", "-C", self.peer, *command], check=True)
+        found = subprocess.run(["git", "-C", self.peer, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+        self.assertEqual(peer_commit(self.peer, None), found)
+        self.assertEqual(peer_commit(self.peer, found[:7]), found)
+        with self.assertRaisesRegex(Missing, "which --peer-commit tells, found it at"):
+            peer_commit(self.peer, "0" * 7)
+
     def test_five_steps_beside_the_official_code_are_equal(self):
         absent = [name for name in NEEDS if not importlib.util.find_spec(name)] + ([] if PEER.is_dir() else [str(PEER)])
         if absent or not LIBRARIES:

@@ -18,6 +18,7 @@ void write_findings(const Study& study, Findings findings, const Context& contex
                     {"commit", done.at("commit")},
                     {"dirty", done.at("dirty")},
                     {"weights_sha256", done.value("weights_sha256", "unknown")}});
+    if (done.at("commit") == "unknown" && done.contains("built")) runs.back()["built"] = done["built"];
   }
   const std::filesystem::path base = context.results / study.experiment.claim;
   if (!findings.points.empty()) write_points(base.string() + ".points.csv", findings.points);

@@ -56,6 +56,8 @@ def comparisons_table(claim):
         if not comparison["verdict"].startswith("inconclusive"):
             keys.remove("no_refutation")
         words = [comparison[key] for key in keys if key in comparison]
+        if comparison.get("control", {}).get("does_as_well"):
+            words.append("the control does as well: with these means no number of runs would decide it")
         if "would_decide" in comparison:
             words.append(f"would be decided by {comparison['would_decide']}")
         return "; ".join(words)
@@ -128,11 +130,18 @@ def numbers_table(claim):
     return table(header, rows)
 
 
+def trained_at(run):
+    """The commit of the checkout that a model was trained in; away from one, that of the program."""
+    if run["commit"] == "unknown" and "built" in run:
+        return f"{run['built'][:12]} (the program's)"
+    return commit_words(run["commit"], run["dirty"])
+
+
 def provenance(claim):
     c = claim.certificate
     commit = commit_words(c["commit"], c["dirty"])
     # Certificates from before models had a commit of their own have no entry for it.
-    trained = {commit_words(run["commit"], run["dirty"]) for run in c.get("runs", []) if "commit" in run} - {commit}
+    trained = {trained_at(run) for run in c.get("runs", []) if "commit" in run} - {commit}
     if trained:
         commit += f", models trained at {', '.join(sorted(trained))}"
     data = f"data {c['dataset']['name']} ({c['dataset']['content'][:12]})" if c["dataset"] else "no data"
@@ -219,9 +228,23 @@ def use(claim):
     claim_page(claim), verdicts_table([claim]), papers_table([claim]), scale_sentence([claim])
 
 
+HEAD_OF_THE_INDEX = """# Results
+
+Pages, figures and this list: by `tools/report.py` from the CSV and JSON files of these folders. Those, and logs, come from the commands
+that each page names.
+
+A row of a claim's table carries commit, machine and artefact. A point of a curve (`.points.csv`) has those of its variant and seed: in the
+table, and in `runs` of the JSON file beside it. A run away from a checkout has the commit that its program was built from; `unknown` is one whose program
+recorded none yet.
+
+The raw numbers of scale gpu, losses of every sequence and logs, are in `raw/`. Those of quick are not: they stay in `artefacts/` of the checkout that ran it, and
+`lethe bundle --to mine.tar.xz` keeps them in a file that `lethe judge --from mine.tar.xz` reads.
+"""
+
+
 def index(root, results):
     """results/README.md: every folder's verdicts, and its other measurements."""
-    text = "# Results\n\nPages, figures and this list: by `tools/report.py` from the CSV and JSON files of these folders. Those, and logs, come from the commands\nthat each page names.\n"
+    text = HEAD_OF_THE_INDEX
     for folder in machine_folders(results):
         claims, _ = sound_claims(root, folder, use)
         text += f"\n## {folder.name}\n"

@@ -12,14 +12,14 @@ from pathlib import Path
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import Bbox
 
-from checkout import SOURCE, WithCheckout  # first: it finds tools/report
+from checkout import CERTIFICATE, SOURCE, WithCheckout  # first: it finds tools/report
 from report.curves import losses, smoothed_over_positions
 from report.markdown import with_band
 from report.results import VERDICTS, load_machine
 from report.style import COLOURS, DASHES, VERDICT_COLOURS, bars_within, panels, plt, save
 from sealed_json import sealed
 from report.trainings import hash_of_lines
-from report.tables import legend_table, numbers_table, readable_unit, scale_sentence
+from report.tables import claim_page, legend_table, numbers_table, readable_unit, scale_sentence
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as protanopes, deuteranopes and tritanopes see it.
 BLINDNESS = {
@@ -195,6 +195,23 @@ def write_checkpoint(folder):
     log = (folder / "log.jsonl").read_bytes()
     header = json.dumps({"identity": "{}", "steps_done": 3, "log": {"bytes": len(log), "hash": hash_of_lines(log)}})
     (folder / "checkpoint.pt").write_text(f"lethe checkpoint 2 {64 * '0'} {len(header) + 1}\n{header}\n")
+
+
+class Pages(WithCheckout):
+    def test_a_page_names_the_program_of_a_model_that_was_trained_away_from_a_checkout(self):
+        path = self.checkout.machine / "ablations.json"
+        run = {"label": "FoX (Pro)", "seed": 0, "artefact": "0" * 16, "dirty": None, "commit": "unknown"}
+        for built, expected in (({"built": "b" * 40}, f"models trained at {'b' * 12} (the program's);"), ({}, "models trained at unknown;")):
+            path.write_text(json.dumps(CERTIFICATE | {"runs": [run | built]}))
+            self.assertIn(expected, claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
+
+    def test_why_names_a_control_that_does_as_well(self):
+        path = self.checkout.machine / "ablations.json"
+        control = {"what": "untrained", "measured": 0.2, "band": 0.01}
+        for does, expected in (({"does_as_well": True}, "the control does as well: with these means no number of runs would decide it |"), ({}, "| untrained: 0.200 ± 0.010 |")):
+            comparison = CERTIFICATE["comparisons"][0] | {"verdict": "inconclusive at this scale", "control": control | does}
+            path.write_text(json.dumps(CERTIFICATE | {"comparisons": [comparison]}))
+            self.assertIn(expected, claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
 
 
 class Trainings(WithCheckout):

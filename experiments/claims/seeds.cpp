@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <stdexcept>
+
+#include "experiments/claims/deciding.hpp"
 
 namespace lethe {
 namespace {
@@ -100,33 +103,39 @@ Comparison Measurements::compare(const std::string& statement, const std::vector
     scatter = pooled_scatter();
     scatter.deviation *= std::sqrt(squares);
   }
-  const double of_text = text_band(terms, seeds);
-  comparison.band = std::hypot(
-      student_t(scatter.degrees, confidence_) * scatter.deviation / std::sqrt(static_cast<double>(values.size())),
-      of_text);
-  comparison.would_decide = deciding_seeds(comparison, scatter.deviation, values.size(), of_text);
+  const double of_text = text_band(terms, seeds), of_seeds = student_t(scatter.degrees, confidence_) *
+                                                             scatter.deviation /
+                                                             std::sqrt(static_cast<double>(values.size()));
+  comparison.band = std::hypot(of_seeds, of_text);
+  comparison.would_decide = deciding_runs(comparison, {of_seeds, of_text, scatter.deviation}, values.size());
   return comparison;
 }
 
-std::string Measurements::deciding_seeds(const Comparison& comparison, double deviation, size_t seeds,
-                                         double of_text) const {
+std::string Measurements::deciding_runs(const Comparison& comparison, const Noises& noises, size_t seeds) const {
   const auto decides = [&](double band) {
     return judge(comparison.expectation, comparison.measured, band) != Verdict::kInconclusive;
   };
   if (!std::isfinite(comparison.measured) || decides(comparison.band) || !decides(0)) return "";
-  if (!std::isfinite(deviation)) return "rows with several seeds";
-  if (!decides(of_text)) return "more text: the noise of this one is too wide with the seeds that are here";
-  const auto band = [&](size_t n) {
-    return std::hypot(student_t(static_cast<int>(n) - 1, confidence_) * deviation / std::sqrt(static_cast<double>(n)),
-                      of_text);
+  if (!std::isfinite(noises.deviation)) return "rows with several seeds";
+  const auto fewest_seeds = [&](const auto& enough_with) -> std::string {
+    const auto is_enough = [&](size_t n) {
+      return enough_with(student_t(static_cast<int>(n) - 1, confidence_) * noises.deviation /
+                         std::sqrt(static_cast<double>(n)));
+    };
+    size_t few = std::max(seeds, kOwnScatter - 1),
+           enough = kMostSeeds;  // from three on the band falls with their number
+    if (!is_enough(enough)) return "more than " + std::to_string(kMostSeeds) + " seeds a row";
+    while (enough - few > 1) {
+      const size_t middle = (few + enough) / 2;
+      (is_enough(middle) ? enough : few) = middle;
+    }
+    return std::to_string(enough) + " seeds a row, " + std::to_string(seeds) + (seeds == 1 ? " is" : " are") + " here";
   };
-  size_t few = std::max(seeds, kOwnScatter - 1), enough = kMostSeeds;  // from three on the band falls with their number
-  if (!decides(band(enough))) return "more than " + std::to_string(kMostSeeds) + " seeds a row";
-  while (enough - few > 1) {
-    const size_t middle = (few + enough) / 2;
-    (decides(band(middle)) ? enough : few) = middle;
-  }
-  return std::to_string(enough) + " seeds a row, " + std::to_string(seeds) + (seeds == 1 ? " is" : " are") + " here";
+  if (decides(noises.of_text))
+    return fewest_seeds([&](double of_seeds) { return decides(std::hypot(of_seeds, noises.of_text)); });
+  if (decides(noises.of_seeds)) return deciding_sample(comparison, noises.of_text, noises.of_seeds, "the text");
+  return deciding_sample(comparison, std::numbers::sqrt2 * noises.of_text, 0, "the text") + " and " +
+         fewest_seeds([&](double of_seeds) { return decides(std::numbers::sqrt2 * of_seeds); });
 }
 
 }  // namespace lethe

@@ -44,9 +44,9 @@ class Measurements {
   ///   text   the scatter of Σ weight·(value on a sequence, mean over seeds) from sequence to sequence, where all rows have such values
   /// as √(seeds² + text²).
   ///
-  /// Where that band is too wide for a verdict, `would_decide` says how many seeds a row would give one: as many as, with this mean and this scatter,
-  /// √((t·s/√n)² + text²) needs for it; or more text, where that of this one is too wide by itself. Empty where the
-  /// mean lies on the bound itself.
+  /// Where that band is too wide for a verdict, `would_decide` says what would give one, with this mean and this scatter: so many seeds a row, by
+  /// √((t·s/√n)² + text²); where the text's noise is too wide by itself, so many times the text, by √(seeds² + text²/k); and where
+  /// each is, so many of both that either takes half of the variance. Empty where the mean lies on the bound itself.
   ///
   /// returns  a comparison that is out of reach where a row is absent
   Comparison compare(const std::string& statement, const std::vector<Term>& terms,
@@ -67,7 +67,11 @@ class Measurements {
 
   std::vector<uint64_t> shared_seeds(const std::vector<Term>& terms) const;
   Scatter pooled_scatter() const;
-  std::string deciding_seeds(const Comparison& comparison, double deviation, size_t seeds, double of_text) const;
+  struct Noises {
+    double of_seeds, of_text;  ///< half widths
+    double deviation;          ///< of one seed's difference
+  };
+  std::string deciding_runs(const Comparison& comparison, const Noises& noises, size_t seeds) const;
   double text_band(const std::vector<Term>& terms, const std::vector<uint64_t>& seeds) const;
 
   double confidence_;

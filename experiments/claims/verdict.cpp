@@ -41,13 +41,18 @@ Verdict Comparison::verdict() const {
   if (!open.empty()) return Verdict::kInconclusive;
   const Verdict found = judge(expectation, measured, band);
   if (found == Verdict::kRefuted) return no_refutation.empty() ? found : Verdict::kInconclusive;
+  return control_does_as_well() ? Verdict::kInconclusive : found;
+}
+
+bool Comparison::control_does_as_well() const {
+  if (!control || !out_of_reach.empty() || !open.empty()) return false;
   // The enumerators on the paper's side come first, the best of them first.
-  if (control && found < Verdict::kRefuted && judge(expectation, control->measured, control->band) <= found)
-    return Verdict::kInconclusive;
-  return found;
+  const Verdict found = judge(expectation, measured, band);
+  return found < Verdict::kRefuted && judge(expectation, control->measured, control->band) <= found;
 }
 
 std::string Comparison::lacks() const {
+  if (control_does_as_well()) return "the control does as well: with these means no number of runs would decide it";
   const bool is_measured = out_of_reach.empty() && open.empty() && !would_decide.empty();
   if (!is_measured || judge(expectation, measured, band) != Verdict::kInconclusive) return "";
   Comparison exact = *this;
@@ -89,14 +94,16 @@ void to_json(nlohmann::json& json, const Comparison& c) {
           {"measured", number_or_null(c.measured)},
           {"band", number_or_null(c.band)},
           {"verdict", to_string(c.verdict())}};
-  if (c.control)
+  if (c.control) {
     json["control"] = {{"what", c.control->what},
                        {"measured", number_or_null(c.control->measured)},
                        {"band", number_or_null(c.control->band)}};
+    if (c.control_does_as_well()) json["control"]["does_as_well"] = true;
+  }
   visit_reasons(c, [&](const char* key, const std::string& reason) {
     if (!reason.empty()) json[key] = reason;
   });
-  if (!c.lacks().empty()) json["would_decide"] = c.would_decide;
+  if (!c.control_does_as_well() && !c.lacks().empty()) json["would_decide"] = c.would_decide;
 }
 
 void from_json(const nlohmann::json& json, Comparison& c) {

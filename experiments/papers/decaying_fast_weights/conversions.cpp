@@ -129,7 +129,12 @@ std::vector<Run> conversion_runs(const std::vector<Row>& rows, const nlohmann::j
 std::string Conversions::dead(const std::string& row) const {
   if (!losses.has(row) || !losses.has(kWithoutContext)) return "";
   const Comparison reads = losses.compare("", {{kWithoutContext, 1}, {row, -1}}, Expectation::positive());
-  return reads.verdict() == Verdict::kTrendReproduced ? "" : row + " is not better than a model without context";
+  if (reads.verdict() == Verdict::kTrendReproduced) return "";
+  std::string reason = row + " is not better than a model without context";
+  if (const auto found = diverged.find(row); found != diverged.end() && mean(found->second) == 1)
+    reason += ": each of its runs diverged, " + std::to_string(found->second.size()) +
+              " here; would be decided by one that converges, at a difference beyond the band";
+  return reason;
 }
 
 void Conversions::add_difference(const Study& study, const std::string& statement, const std::string& worse,
@@ -166,12 +171,14 @@ std::string lacks(const Study& study) {
   const nlohmann::json& paper = study.settings.at("refutable");
   const auto steps = run.training.steps();
   const double least = paper.at("share_of_steps").get<double>() * paper.at("paper_steps").get<double>();
+  const std::string dtype = paper.at("dtype");
   std::string reasons;
-  if (const std::string dtype = paper.at("dtype"); run.model.compute_dtype != dtype)
-    reasons = run.model.compute_dtype + " instead of " + dtype;
+  if (run.model.compute_dtype != dtype) reasons = run.model.compute_dtype + " instead of " + dtype;
   if (static_cast<double>(steps) < least)
     reasons += (reasons.empty() ? "" : ", ") + std::to_string(steps) + " of " +
                std::to_string(whole_number(paper, "paper_steps")) + " steps";
+  if (!reasons.empty())
+    reasons += "; would be decided by " + std::to_string(std::llround(least)) + " steps in " + dtype;
   return reasons;
 }
 

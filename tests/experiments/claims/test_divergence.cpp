@@ -117,6 +117,10 @@ TEST(Conversions, AreNoTestOfARuleWhoseMixerIsDead) {
   EXPECT_EQ(all.dead("Gated linear"), "");
   EXPECT_EQ(all.dead("Additive linear"), "Additive linear is not better than a model without context");
   EXPECT_EQ(all.dead("absent"), "");
+  all.diverged["Additive linear"] = {1, 1, 1};
+  EXPECT_EQ(all.dead("Additive linear"),
+            "Additive linear is not better than a model without context: each of its runs diverged, 3 here; would be "
+            "decided by one that converges, at a difference beyond the band");
 }
 
 TEST(Conversions, RefuteNoDivergenceBeforeThePapersPrecisionAndSteps) {

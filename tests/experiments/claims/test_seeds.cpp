@@ -104,14 +104,28 @@ TEST(Measurements, SayHowManySeedsWouldDecide) {
   EXPECT_EQ(nlohmann::json(found).at("would_decide"), found.would_decide);
 }
 
-TEST(Measurements, SayWhereNoNumberOfSeedsWouldDecide) {
+TEST(Measurements, SayHowMuchTextWouldDecideWhereNoNumberOfSeedsDoes) {
   Measurements losses;
   for (const uint64_t seed : {0, 1, 2}) {
     losses.add("a", seed, 0, {0, 0, 0});
     losses.add("b", seed, 1, {3, -3, 3});
   }
+  const double of_text = band_of_mean({3, -3, 3});
+  int times = 1;
+  while (of_text / std::sqrt(times) >= 1) ++times;
   EXPECT_EQ(losses.compare("", {{"b", 1}, {"a", -1}}, kPositive).would_decide,
-            "more text: the noise of this one is too wide with the seeds that are here");
+            std::to_string(times) + " times the text");
+  for (const uint64_t seed : {0, 1, 2})  // mean 1, scatter 1: too wide as well
+    losses.add("c", seed, static_cast<double>(seed), {3, -3, 3});
+  size_t seeds = 3;
+  while (std::sqrt(2.0 / static_cast<double>(seeds)) * student_t(static_cast<int>(seeds) - 1) >= 1) ++seeds;
+  times = 1;
+  while (of_text * std::sqrt(2.0 / times) >= 1) ++times;
+  const std::string both = losses.compare("", {{"c", 1}, {"a", -1}}, kPositive).would_decide;
+  EXPECT_EQ(both, std::to_string(times) + " times the text and " + std::to_string(seeds) + " seeds a row, 3 are here");
+}
+
+TEST(Measurements, SayWhereNoNumberOfSeedsWouldDecide) {
   Measurements single;
   single.add("a", 0, 1), single.add("b", 0, 2);
   EXPECT_EQ(single.compare("", {{"b", 1}, {"a", -1}}, kPositive).would_decide, "rows with several seeds");

@@ -80,6 +80,21 @@ TEST(Verdict, WhatAControlDoesTooIsInconclusive) {
   EXPECT_EQ(refuted.verdict(), Verdict::kRefuted) << "a control saves nothing";
 }
 
+TEST(Verdict, SaysThatNoNumberOfRunsDecidesWhereTheControlDoesAsWell) {
+  Comparison share = headline(0.85, 0.03, Expectation::between(0.6, 0.8));
+  share.control = Control{"untrained", 0.97, 0.01};
+  EXPECT_EQ(share.lacks(), "the control does as well: with these means no number of runs would decide it");
+  const nlohmann::json json = share;
+  EXPECT_EQ(json.at("control").at("does_as_well"), true);
+  EXPECT_EQ(nlohmann::json(json.get<Comparison>()), json);
+  share.control->measured = -1;
+  EXPECT_EQ(share.lacks(), "");
+  EXPECT_FALSE(nlohmann::json(share).at("control").contains("does_as_well"));
+  share.control->measured = 0.97;
+  share.open = "another reason";
+  EXPECT_EQ(share.lacks(), "") << "which says why";
+}
+
 TEST(Verdict, AReasonDecidesBeforeTheNumbers) {
   Comparison comparison = headline(-1, 0.1);
   EXPECT_EQ(comparison.verdict(), Verdict::kRefuted);

@@ -92,8 +92,9 @@ std::vector<Comparison> statements(const Stretches& all, const std::string& blin
   const auto holds = [&](const std::string& row) {
     Comparison comparison = all.rise.compare(
         row + " doesn't get worse beyond the training length than the control does", {{row, 1}, {blind, -1}}, no_rise);
-    if (reads_far(row).verdict() != Verdict::kTrendReproduced)
-      comparison.open = "it is not seen to read farther than its control, which cannot get worse";
+    if (const Comparison far = reads_far(row); far.verdict() != Verdict::kTrendReproduced)
+      comparison.open = "it is not seen to read farther than its control, which cannot get worse" +
+                        (far.lacks().empty() ? "" : "; that " + far.lacks());
     return headline(comparison);
   };
   std::vector<Comparison> found = {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
+#include <map>
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/seeds.hpp"
@@ -41,6 +43,7 @@ const std::vector<Step>& steps() {
   return table;
 }
 
+constexpr const char* kAfterTheRun = "written after the run of scale gpu";
 const std::string kWithQkNorm = "Transformer (LLaMA) + QK-norm";
 
 /// Fig. 9's steps from Transformer (LLaMA) to (Pro).
@@ -55,6 +58,56 @@ const std::vector<Step>& steps_of_the_transformer() {
   };
   return table;
 }
+
+/// Fig. 19: how far seeds move L(i) beside what the forget gate moves it by, in sixteenths of the training length.
+class Seeds {
+ public:
+  explicit Seeds(double confidence) : confidence_(confidence) {}
+
+  void add(const Run& run, const Evaluated& found) {
+    const std::vector<double> curve = found.curve("loss_at_position");
+    const auto part = static_cast<std::ptrdiff_t>(curve.size() / kParts);
+    std::vector<double>& stretches = of_[run.label][run.training.seed];
+    for (auto first = curve.begin(); std::ssize(stretches) < kParts; first += part)
+      stretches.push_back(mean({first, first + part}));
+  }
+
+  /// Of each seed the smallest advantage of FoX (LLaMA) over Transformer (LLaMA), less how far that seed's FoX is from the mean of the others where it is
+  /// farthest.
+  Comparison little() const {
+    Measurements differences(confidence_);
+    const auto foxes = of_.find("FoX (LLaMA)"), transformers = of_.find("Transformer (LLaMA)");
+    if (foxes != of_.end() && transformers != of_.end() && foxes->second.size() > 1)
+      for (const auto& [seed, fox] : foxes->second) {
+        if (!transformers->second.contains(seed)) continue;
+        double advantage = std::numeric_limits<double>::infinity(), moved = 0;
+        for (size_t part = 0; part < kParts; ++part) {
+          advantage = std::min(advantage, transformers->second.at(seed)[part] - fox[part]);
+          double others = 0;
+          for (const auto& [other, losses] : foxes->second) others += other == seed ? 0 : losses[part];
+          others /= static_cast<double>(foxes->second.size() - 1);
+          moved = std::max(moved, std::abs(fox[part] - others));
+        }
+        differences.add(kRow, seed, advantage - moved);
+      }
+    Comparison comparison = differences.compare(
+        "Seeds move L(i) of FoX (LLaMA) by less than the forget gate does, within the training length", {{kRow, 1}},
+        Expectation::positive());
+    if (!differences.has(kRow)) {
+      comparison.absent_row = "FoX (LLaMA)";
+      comparison.out_of_reach = "this scale does not train several seeds of FoX and Transformer (LLaMA)";
+    }
+    comparison.source = "FoX Fig. 19 and Appendix E.10";
+    comparison.note = kAfterTheRun;
+    return comparison;
+  }
+
+ private:
+  static constexpr int64_t kParts = 16;
+  static constexpr const char* kRow = "advantage less scatter";
+  double confidence_;
+  std::map<std::string, std::map<uint64_t, std::vector<double>>> of_;
+};
 
 /// The mean loss of the positions beyond the training length T less that of T/2 … T, on pieces of `factor` T.
 std::vector<double> rises(const Study& study, const Artefact& model, int64_t factor) {
@@ -81,12 +134,14 @@ Findings measure(const Study& study) {
   Findings findings;
   const double confidence = study.settings.value("confidence", kConfidence);
   Measurements losses(confidence), rise(confidence);
+  Seeds seeds(confidence);
   const int64_t factor = study.settings.at("evaluation").value("length_factor", int64_t{0});  // 0: not asked
   study.each([&](const Artefact& artefact) {
     const Run& run = artefact.run;
     const int64_t length = run.training.context_length;
     const Evaluated found = evaluate(study, artefact, length);
     losses.add(run, found.value("loss"), losses_of_sequences(found, 0, length));
+    if (run.label.ends_with("(LLaMA)")) seeds.add(run, found);
     if (factor > 0 && (run.label == "Transformer (LLaMA)" || run.label == kWithQkNorm)) {
       const std::vector<double> of_sequences = rises(study, artefact, factor);
       rise.add(run, mean(of_sequences), of_sequences);
@@ -129,6 +184,14 @@ Findings measure(const Study& study) {
   pro.paper = paper("Transformer (LLaMA)") - paper("Transformer (Pro)") - paper("FoX (LLaMA)") + paper("FoX (Pro)");
   pro.source = "FoX Table 3; the page says the opposite";
   findings.comparisons.push_back(pro);
+  Comparison transformer =
+      losses.compare("Transformer (Pro) is better than Transformer (LLaMA)",
+                     {{"Transformer (LLaMA)", 1}, {"Transformer (Pro)", -1}}, Expectation::positive());
+  transformer.paper = paper("Transformer (LLaMA)") - paper("Transformer (Pro)");
+  transformer.source = "FoX Table 3 and abstract";
+  transformer.note = kAfterTheRun;
+  findings.comparisons.push_back(transformer);
+  findings.comparisons.push_back(seeds.little());
   const std::string blind = blind_row(study.settings).name;
   for (const char* row : {"FoX (LLaMA)", "Transformer (LLaMA)"}) {
     findings.comparisons.push_back(losses.compare(std::string(row) + " is better than the control, which sees a window",

@@ -76,6 +76,8 @@ Findings measure(const Study& study) {
         comparison.out_of_reach = "this scale does not train " + name;
       }
   };
+  const std::string changed = study.settings.value("best_after_a_run", ""),
+                    after_a_run = changed.empty() ? "" : "; " + changed;
   const auto positive = Expectation::positive();
   const auto best = [&](const std::string& row) { return best_of(names_of(row, study.settings), losses); };
   for (const char* architecture : {"LLaMA", "Pro"}) {
@@ -83,7 +85,7 @@ Findings measure(const Study& study) {
                       transformer = std::string("Transformer (") + architecture + ")";
     Comparison comparison = losses.compare(fox + " is better than " + transformer + ", each at the best of its rates",
                                            {{best(transformer), 1}, {best(fox), -1}}, positive);
-    comparison.note = best(transformer) + " against " + best(fox);
+    comparison.note = best(transformer) + " against " + best(fox) + after_a_run;
     if (study.settings.at("learning_rates").empty()) comparison.out_of_reach = "this scale trains at one rate";
     for (const std::string& row : {transformer, fox}) leave_open(comparison, row);
     add(comparison, "FoX Table 3, whose rows have one rate", true);
@@ -96,6 +98,7 @@ Findings measure(const Study& study) {
                                            {{best_of(others, losses), 1}, {row, -1}}, positive);
     for (const std::string& name : others)
       if (losses.has(name)) comparison.note += (comparison.note.empty() ? "tried: " : "; ") + name;
+    if (!comparison.note.empty()) comparison.note += after_a_run;
     add(comparison, "control, ours", false);
   }
   return findings;

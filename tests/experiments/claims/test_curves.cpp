@@ -139,6 +139,22 @@ HandMade segment_recurrence(double fall, const nlohmann::json& changes = nlohman
   });
 }
 
+TEST(CurveClaims, SayHowMuchOfBothNoisesWouldDecideWhereEitherIsTooWide) {
+  const HandMade claim(
+      "architectures", "smoke",
+      {{"rows", {kTransformer, kFox, kLocal}}, {"row_seeds", {{kTransformer, 2}, {kLocal, 2}}}}, [](HandMade& made) {
+        made.curve(kTransformer,
+                   [](uint64_t seed, int64_t) { return std::vector<double>(3, seed == 0 ? 0.48 : 0.42); });
+        made.curve(kFox, always({0.3, -0.3, 0.06}));
+        made.curve(kLocal, always({0, 0, 0}));
+        made.curve(kUntrained, always(kNoise));
+      });
+  const Comparison found = one_of(claim.judged(), "FoX (Pro) copies at half of the training length");
+  EXPECT_EQ(found.verdict(), Verdict::kInconclusive);
+  EXPECT_NE(found.would_decide.find(" times the seeds and "), std::string::npos) << found.would_decide;
+  EXPECT_TRUE(found.would_decide.ends_with(" times the text")) << found.would_decide;
+}
+
 TEST(CurveControls, HaveTheBandOfTheirRepeatsAlone) {
   const HandMade claim = architectures(0.4);
   Curves curves(claim.study);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "experiments/claims/deciding.hpp"
 #include "experiments/claims/record_files.hpp"
 #include "experiments/json_file.hpp"
 #include "tests/experiments/claims/claim_study.hpp"
@@ -54,7 +55,8 @@ TEST_F(PrunedNeedle, IsRefutedByAChangeBeyondTheMarginAndItsNoise) {
   EXPECT_EQ(judged({1, 1.1, 0.9}, {0.6, 0.71, 0.5}, 0.8).verdict(), Verdict::kRefuted);
   const Comparison wide = judged({1, 1.1, 0.9}, {0.6, 1.5, 0.9}, 0.8);
   EXPECT_EQ(wide.verdict(), Verdict::kInconclusive);
-  EXPECT_EQ(wide.lacks(), "would be decided by more prompts, whose noise its band is");
+  EXPECT_EQ(wide.lacks(), "would be decided by " + deciding_sample(wide, wide.band, 0, "the prompts"));
+  EXPECT_TRUE(wide.lacks().ends_with(" times the prompts")) << wide.lacks();
 }
 
 TEST_F(PrunedNeedle, IsOpenWithoutANeedleToLoseOrABlockToSkip) {

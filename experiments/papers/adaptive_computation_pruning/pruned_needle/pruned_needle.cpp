@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 
+#include "experiments/claims/deciding.hpp"
 #include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/json_file.hpp"
@@ -90,7 +91,7 @@ Comparison statement(int64_t trained, bool is_within, const Prompts& prompts, co
   }
   comparison.measured = mean(prompts.changes);
   comparison.band = band_of_mean(prompts.changes, confidence);
-  comparison.would_decide = "more prompts, whose noise its band is";
+  comparison.would_decide = deciding_sample(comparison, comparison.band, 0, "the prompts");
   if (mean(prompts.gains) - band_of_mean(prompts.gains, confidence) <= margin)
     comparison.open = "without pruning it doesn't find the needle";
   if (mean(prompts.skipped) == 0) comparison.open = "the tolerance skips no block";

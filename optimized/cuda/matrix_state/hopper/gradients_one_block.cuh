@@ -20,14 +20,7 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
     compute_pairs(call, at.index, scores, grads, [] {});
     arrive_warp(&small.empty[at.index], call.lane);
     ptx::mbarrier_wait(&small.pairs_empty, parity ^ 1);
-    const PairUnits units = pair_units(call, scores, grads);
-    uint32_t packed[16];
-    pack_sums<Element>(packed, grads, reciprocal_of_power(units.grad));
-    store_packed(ptx::shared_address(call.pairs()), packed, place);
-    pack_sums<Element>(packed, scores, reciprocal_of_power(units.score));
-    store_packed(ptx::shared_address(call.scores()), packed, place);
-    ptx::fence_async_shared();
-    arrive_warp(&small.pairs_full, call.lane);
+    store_pairs(call, scores, grads, place);
     at.advance(Call::Shared::kStages);
     parity ^= 1;
   });
@@ -44,6 +37,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
   auto& small = call.small();
   const Place place{call.warp, call.lane};
   const int i0 = 16 * call.warp + call.lane / 4;
+  constexpr bool kDotsOfQueries = kGated && !Call::kDivides;
   constexpr bool kKeyInPairs = Shared::kKeyOut == Shared::kPairs;
   const auto start = [](float(&sum)[32]) {
     ptx::undefined(sum);
@@ -67,7 +61,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
   ptx::RingPosition at;
   uint32_t parity = 0;
   call.each_chunk([&](const auto& chunk) {
-    const ChunkGates& gates = call.gates(at.index);
+    const auto& gates = call.gates(at.index);
     const char *const tiles = call.stage(at.index), *const query = tiles + Shared::kQuery,
                       *const key = tiles + Shared::kKey, *const value = tiles + Shared::kValue,
                       *const grad_values = tiles + Shared::kGradValues;
@@ -141,17 +135,21 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) out[i] *= small.state_units[chunk.slot][i / 8];
       }
+      if constexpr (Call::kDivides) ptx::mbarrier_wait(&small.pairs_full, parity);  // with the gradient of z·q
       if constexpr (kNormalized) {
         const float* const x = call.grad_normalizer(at.index);
         add_outer_product(out, x[i0], x[i0 + 8], call.columns().states[chunk.slot], call.lane);
       }
       if constexpr (!Call::kReadsBesideState) arrive_warp(&small.state_empty[chunk.slot], call.lane);
       // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : call.state_scale(); };
+      const auto factor = [&](int row) {
+        if constexpr (Call::kDivides) return gates.read_state[row];
+        else return kGated ? gates.write[row] * gates.entry : call.state_scale();
+      };
       const float read_state[2] = {factor(i0), factor(i0 + 8)};
       float dot[2] = {0.0f, 0.0f};
-      if constexpr (kGated) add_dots<Element>(dot, out, query, place);
-      ptx::mbarrier_wait(&small.pairs_full, parity);
+      if constexpr (kDotsOfQueries) add_dots<Element>(dot, out, query, place);
+      if constexpr (!Call::kDivides) ptx::mbarrier_wait(&small.pairs_full, parity);
       float score_unit = 1.0f, grad_unit = 1.0f;
       if constexpr (kHalf) {
         score_unit = small.score_unit;
@@ -164,7 +162,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       issue_query_of_pairs();
       ptx::wgmma_commit();
       if constexpr (Call::kReadsBesideState) arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      if constexpr (kGated)
+      if constexpr (kDotsOfQueries)
         store_dots(call.crossings(at.index).queries, {read_state[0] * dot[0], read_state[1] * dot[1]}, place);
 
       ptx::wgmma_wait<1>();

@@ -37,6 +37,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
   auto& small = call.small();
   const Place place{call.warp, call.lane};
   const int i0 = 16 * call.warp + call.lane / 4;
+  constexpr bool kOuterInProducts = Call::kOuterInProducts;
   constexpr bool kDotsOfQueries = kGated && !Call::kDivides;
   constexpr bool kKeyInPairs = Shared::kKeyOut == Shared::kPairs;
   const auto start = [](float(&sum)[32]) {
@@ -123,20 +124,30 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       start(out);
       ptx::wgmma_fence();
       issue_query_of_state();
+      [[maybe_unused]] uint32_t left[4], left_ones[4];
+      if constexpr (Call::kDivides) ptx::mbarrier_wait(&call.divided().full[at.index], at.parity);  // y
+      if constexpr (kOuterInProducts) {
+        const float* const y = call.grad_normalizer(at.index);
+        outer_left<Element>(left, {y[i0], y[i0 + 8]}, call.lane);
+        ptx::wgmma_fence();
+        issue_outer<Element>(out, left, call.divided().states[chunk.slot]);
+        outer_left<Element>(left_ones, {1.0f, 1.0f}, call.lane);
+      }
       ptx::wgmma_commit();
       ptx::mbarrier_wait(&small.grad_state_full, parity);
       start(out_key);
       ptx::wgmma_fence();
       issue_key_of_state();
+      if constexpr (kOuterInProducts) issue_outer<Element>(out_key, left_ones, call.divided().grad_state);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
+      if constexpr (kOuterInProducts) ptx::fence_registers(left);
       if constexpr (kHalf) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) out[i] *= small.state_units[chunk.slot][i / 8];
       }
-      if constexpr (Call::kDivides) ptx::mbarrier_wait(&small.pairs_full, parity);  // with the gradient of z·q
-      if constexpr (kNormalized) {
+      if constexpr (kNormalized && !kOuterInProducts) {
         const float* const x = call.grad_normalizer(at.index);
         add_outer_product(out, x[i0], x[i0 + 8], call.columns().states[chunk.slot], call.lane);
       }
@@ -149,7 +160,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       const float read_state[2] = {factor(i0), factor(i0 + 8)};
       float dot[2] = {0.0f, 0.0f};
       if constexpr (kDotsOfQueries) add_dots<Element>(dot, out, query, place);
-      if constexpr (!Call::kDivides) ptx::mbarrier_wait(&small.pairs_full, parity);
+      ptx::mbarrier_wait(&small.pairs_full, parity);
       float score_unit = 1.0f, grad_unit = 1.0f;
       if constexpr (kHalf) {
         score_unit = small.score_unit;
@@ -172,7 +183,8 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
                   far = unit * read[1];
       // The column has no unit: where R is 0 and the column isn't, its reciprocal would overflow.
       const float key_unit = kNormalized ? 1.0f : unit;
-      if constexpr (kNormalized) {
+      if constexpr (kOuterInProducts) ptx::fence_registers(left_ones);
+      if constexpr (kNormalized && !kOuterInProducts) {
         if constexpr (kHalf) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) out_key[i] *= unit;

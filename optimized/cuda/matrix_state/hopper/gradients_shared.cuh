@@ -31,10 +31,11 @@ struct GradientsShared {
     float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
     float grad_state_unit, score_unit, grad_unit;
   };
-  /// Where dO is divided here: dO · O of a chunk, negative, and of each warp a copy.
+  /// Where dO is divided here: y of a chunk, of each warp a copy, and whether it is among `columns`; z and its gradient for outer products.
   struct Divided {
     uint64_t full[kStages];
     float of_warps[kWarps][kChunk];
+    OuterVector states[kSlots], grad_state;
   };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
@@ -106,6 +107,8 @@ struct Gradients {
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
   __device__ char* scores() const { return memory + Shared::kScores; }
+  /// Whether the outer products with z and its gradient are steps of products: not of float16, whose S and R have units that these haven't.
+  static constexpr bool kOuterInProducts = kDivides && !kHalf;
   /// Whether warps read units or z of a place of S by loads, and the place is used again before its segment ends: it is given back when a product has what they
   /// were multiplied into, which no arrival waits for otherwise.
   static constexpr bool kReadsBesideState = kKept && (kHalf || kNormalized);

@@ -224,7 +224,9 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
       store_packed(ptx::shared_address(call.grad_state() + block * kPanel), packed, place);
       if constexpr (Call::kNormalized)
         each_of_column(place, [&](int half, int row) {
-          call.columns().grad_state[64 * block + row] = state.column_value(last[block], half);
+          const float x = state.column_value(last[block], half);
+          if constexpr (Call::kOuterInProducts) store_outer<Element>(call.divided().grad_state, row, x);
+          else call.columns().grad_state[64 * block + row] = x;
         });
     }
     ptx::fence_async_shared();

@@ -16,9 +16,15 @@ struct GradientsShared {
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: as many times as many in all as there are.
   static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = kKept || kBlocks == 1 ? 40 : 32,
-                       kStateRegisters = kBlocks == 1 ? 88 : 104, kGradStateRegisters = kKept ? 144 : 112,
-                       kPairRegisters = kKept ? 168 : 128,
-                       kOutRegisters = kKept          ? 160
+                       kStateRegisters = kBlocks == 1 ? 88 : 104,
+                       kGradStateRegisters = kDivides ? 136
+                                             : kKept  ? 144
+                                                      : 112,
+                       kPairRegisters = kDivides ? 184
+                                        : kKept  ? 168
+                                                 : 128,
+                       kOutRegisters = kDivides       ? 152
+                                       : kKept        ? 160
                                        : kBlocks == 1 ? 112
                                                       : 104;
   using Gates = std::conditional_t<kDivides, DividedGates, GatesInReverse>;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/matrix_state/division_unit.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/head_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/memory.hpp"
@@ -202,12 +203,13 @@ void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stre
   launch_with(std::integral_constant<int, 1>{});
 }
 
-// dO over z·q and the gradient of z·q, by a forward that leaves the states after all segments but the last.
-void divide_gradients(const MatrixStateBackward& a, const ForwardSplit& split, const SegmentMemory& handed,
+// dO over z·q and the gradient of z·q, both times `unit`, by a forward that leaves the states after all segments but the last.
+void divide_gradients(const MatrixStateBackward& a, float unit, const ForwardSplit& split, const SegmentMemory& handed,
                       const SegmentMemory& states, const NormalizerMemory& to, bool overlapping) {
   const Maps map = maps_of(a);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
+  p.division_unit = unit;
   if (states.segments > 0) {
     p.kept_states = states.states;
     p.kept_vectors = states.vectors;
@@ -275,10 +277,11 @@ void warpgroup_forward(const MatrixStateForward& a) {
 }
 
 void warpgroup_backward(const MatrixStateBackward& a) {
-  const float scale = static_cast<float>(a.scale);
+  const bool normalized = a.form.normalize;
+  const float unit = normalized ? static_cast<float>(division_unit(a.dtype, a.shape.key_length)) : 1.0f,
+              scale = static_cast<float>(a.scale) / unit;  // of what follows a normaliser's pass
   const Split split(a.shape, a.form);
   const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
-  const bool normalized = a.form.normalize;
   Workspace memory(a.workspace);
   const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), segments_to_sum(a.shape, a.form)),
       grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape), split.handed_on);
@@ -307,7 +310,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     const SegmentMemory handed(memory, a.shape, true, forward);
     const NormalizerMemory divided(memory, a.shape);
     const bool before = launch_before_pieces(a, forward, handed, overlap, a.stream);
-    divide_gradients(a, forward, handed, states, divided, before || overlap != Overlap::kNone);
+    divide_gradients(a, unit, forward, handed, states, divided, before || overlap != Overlap::kNone);
     const int64_t token = a.shape.heads * a.shape.value_dim;
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;

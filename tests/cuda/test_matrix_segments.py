@@ -103,6 +103,11 @@ class Segments(unittest.TestCase):
             calls = ("head gate", "normalized") if kind != "all kinds" else ("head gate",)
             self.assert_budget(with_gates(state_problem(dtype, **(WIDE | dict(length=9000))), GATES[kind], generator), dtype, calls, gates=kind)
 
+    def test_keep_the_budget_where_normalised_gradients_have_a_unit(self):  # of float16 from 4096 tokens on, by kernels of wgmma or in Torch
+        for columns in (64, 72):
+            tensors = state_problem(torch.float16, **(WIDE | dict(length=4099, value_dim=columns)))
+            self.assert_budget(tensors, torch.float16, ("normalized", "normalized, no gate"), columns=columns)
+
     def test_keep_the_budget_of_a_loss_on_the_last_normaliser_alone(self):  # the state's gradient is 0, and its further column isn't
         alone = lambda values, state: (0 * values, torch.cat((0 * state[..., :-1], 16 + state[..., -1:]), -1))
         for dtype, rows in itertools.product((torch.bfloat16, torch.float16), (64, 128)):

@@ -27,6 +27,7 @@ MUTANTS = generated(
     ("vector_states_runs", "vector_states", "others[h] *= gates.eight[h];", dropped),
     ("vector_gradient_next_chunk", "VectorRows::begin", "grad_factor[h] = kLog2e * gates[row_of(h)];", dropped),
     ("vector_sides_blocks", "SideGradients", "shared_terms[m][h] = shared_terms[0][h];", dropped),
+    ("vector_side_states_unit", "SideStates::forward", "units[0] * units[2]", swapped("units[2]", "units[0]")),
     ("vector_side_states_decay", "SideStates::back", "decay(i, now[i].gates);", dropped),
     ("delta_solve_strength", "solve_chunks", "small.strength[row] = beta * unit;", swapped("beta * unit", "unit")),
     ("delta_solve_beside_strength", "ChunkSolver", "small().beta[row] * unit", swapped("small().beta[row] * unit", "unit")),

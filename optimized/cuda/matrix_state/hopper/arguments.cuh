@@ -79,12 +79,13 @@ struct StateForwardArguments {
   CUtensorMap maps[5];  ///< of query, key, value and out in 16 rows; for gradients of dO in 16 rows
   Operand query, key, value, grad_values;
   Gates gate;
-  void* out;  ///< [B, T, H, columns] contiguous: the values; for gradients dO / z·q
+  void* out;  ///< [B, T, H, columns] contiguous: the values; for gradients dO / z·q, times division_unit
   bool float_out;
-  float* grad_normalizer;  ///< [B·H, chunks · 64], for gradients: that of z·q
+  float* grad_normalizer;  ///< [B·H, chunks · 64], for gradients: that of z·q, times the same
   int64_t length;
   int batch, heads, rows, columns;
   float scale;
+  float division_unit;      ///< for gradients: what dO / z·q is multiplied by
   const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
   float* last;              ///< the same; null: not wanted
   int tiles;                ///< of 64 columns

@@ -51,8 +51,9 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
         pack_sums<Element>(packed, state[block], scale * reciprocal_of_power(unit));
         store_packed(ptx::shared_address(call.state(slot) + block * kPanel), packed, place);
         if constexpr (Call::kNormalized)
-          each_of_column(
-              place, [&](int half, int row) { call.columns().states[slot][64 * block + row] = last[block].sum[half]; });
+          each_of_column(place, [&](int half, int row) {
+            call.columns().states[slot][64 * block + row] = scale * last[block].sum[half];
+          });
       }
       ptx::fence_async_shared();
       arrive_warp(&small.state_full[slot], call.lane);

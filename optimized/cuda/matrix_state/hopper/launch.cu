@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "optimized/cuda/matrix_state/division_unit.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/head_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/launch_divided.cuh"
@@ -172,12 +173,13 @@ void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stre
   launch_with(std::integral_constant<int, 1>{});
 }
 
-// dO over z·q and the gradient of z·q, by a forward that leaves the states after all segments but the last.
-void divide_gradients(const MatrixStateBackward& a, const ForwardSplit& split, const SegmentMemory& handed,
+// dO over z·q and the gradient of z·q, both times `unit`, by a forward that leaves the states after all segments but the last.
+void divide_gradients(const MatrixStateBackward& a, float unit, const ForwardSplit& split, const SegmentMemory& handed,
                       const SegmentMemory& states, const NormalizerMemory& to, bool overlapping) {
   const Maps map = maps_of(a);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
+  p.division_unit = unit;
   if (states.segments > 0) {
     p.kept_states = states.states;
     p.kept_vectors = states.vectors;
@@ -250,14 +252,15 @@ void warpgroup_forward(const MatrixStateForward& a) {
 }
 
 void warpgroup_backward(const MatrixStateBackward& a) {
-  const float scale = static_cast<float>(a.scale);
+  const bool normalized = a.form.normalize, divides = divides_in_gradients(a.shape, a.form);
+  const float unit = normalized && !divides ? static_cast<float>(division_unit(a.dtype, a.shape.key_length)) : 1.0f,
+              scale = static_cast<float>(a.scale) / unit;  // of what follows a normaliser's pass
   const Split split(a.shape, a.form);
   const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
-  const bool normalized = a.form.normalize;
   Workspace memory(a.workspace);
   const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), segments_to_sum(a.shape, a.form)),
       grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape), split.handed_on);
-  const bool gated = a.key_gate.data != nullptr, divides = divides_in_gradients(a.shape, a.form);
+  const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated && !divides);
   DividedGates* const divided_gates = divides ? take_divided_gates(memory, a.shape) : nullptr;
   KeptStates kept{};
@@ -289,7 +292,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     const SegmentMemory handed(memory, a.shape, true, forward);
     const NormalizerMemory divided(memory, a.shape);
     const bool before = launch_before_pieces(a, forward, handed, overlap, a.stream);
-    divide_gradients(a, forward, handed, states, divided, before || overlap != Overlap::kNone);
+    divide_gradients(a, unit, forward, handed, states, divided, before || overlap != Overlap::kNone);
     const int64_t token = a.shape.heads * a.shape.value_dim;
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;

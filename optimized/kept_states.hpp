@@ -10,9 +10,14 @@ namespace lethe {
 /// Tokens of a head to which the gradients of a state of 65 to 128 rows are faster by the kernels of wgmma than by those of mma.sync, where nothing is normalised.
 inline constexpr int64_t kLongestOfTwoBlocks = 8192;
 
+/// Whether one over z·q of every token is left beside states of so many blocks of 64 rows: where the gradients' kernel divides by it.
+inline bool keeps_divisors(int blocks, const MatrixStateForm& form) {
+  return blocks == 1 && form.normalize && form.key_gate == MatrixStateForm::Gate::kToken;
+}
+
 /// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th token,
-/// of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32. 0 where it leaves none.
-/// Int: int64_t, or a symbolic integer.
+/// of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32, with one over z·q of every
+/// token where keeps_divisors(). 0 where it leaves none. Int: int64_t, or a symbolic integer.
 template <typename Int>
 Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim, const MatrixStateForm& form,
                      Dtype dtype) {
@@ -21,8 +26,9 @@ Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim
   if (key_dim > 128 || value_dim > 64 || value_dim < 1) return 0;
   const int blocks = key_dim > 64 ? 2 : 1, each = 512 / blocks;
   if (length <= each || (blocks > 1 && length > kLongestOfTwoBlocks && !form.normalize)) return 0;
-  const int units = dtype == Dtype::kFloat16 ? 4 : 0, column = form.normalize ? 64 : 0;  // floats of 64 rows
-  return (length + 63) / 64 * (blocks * (64 * 64 * 2 + 4 * (units + column)));
+  const int units = dtype == Dtype::kFloat16 ? 4 : 0, column = form.normalize ? 64 : 0,  // floats of 64 rows
+      divisors = keeps_divisors(blocks, form) ? 64 : 0;                                  // of 64 tokens
+  return (length + 63) / 64 * (blocks * (64 * 64 * 2 + 4 * (units + column)) + 4 * divisors);
 }
 
 /// Whether a forward leaves them: of a scale by which the backward may divide.

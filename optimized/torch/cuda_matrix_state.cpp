@@ -14,6 +14,7 @@
 #include <array>
 
 #include "optimized/cuda/matrix_state.hpp"
+#include "optimized/cuda/matrix_state/division_unit.hpp"
 #include "optimized/kept_states.hpp"
 #include "optimized/torch/dtype.hpp"
 
@@ -152,12 +153,13 @@ struct Prepared {
   }
 };
 
-// ∂loss/∂[Sᵀq, z·q, z·q] in the values' dtype: the second column of z·q has what the first lost. That of z·q is of the rounded ones, since pairs add up
-// their difference.
-Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, int64_t value_dim) {
+// ∂loss/∂[Sᵀq, z·q, z·q] times `unit` in the values' dtype: the second column of z·q has what the first lost. That of z·q is of the rounded ones, since
+// pairs add up their difference.
+Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, int64_t value_dim, double unit) {
   const at::ScalarType dtype = grad_values.scalar_type();
   const Tensor denominator = read.narrow(3, value_dim, 1), numerator = read.narrow(3, 0, value_dim);
-  const Tensor d_numerator = grad_values.to(at::kFloat).div(denominator).to(dtype);
+  const Tensor d_numerator =
+      grad_values.to(at::kFloat).div(unit == 1.0 ? denominator : denominator.div(unit)).to(dtype);
   const Tensor d_weight = d_numerator.to(at::kFloat).mul(numerator).sum(3, true).div(denominator).neg();
   const Tensor near = d_weight.to(dtype), rest = d_weight.sub(near.to(at::kFloat)).to(dtype);
   return widened(at::cat({d_numerator, near, rest}, 3), read.size(3));
@@ -188,10 +190,12 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
                 "kept_states: expected those of this call's forward, found shape ", kept_states.sizes());
     call.input.form.kept_states = true;
   }
-  const Tensor d_values =
-      readable(call.normalize && !call.apart
-                   ? gradient_before_division(std::get<0>(call.read(family, {})), grad_values, call.value_dim)
+  const bool divided_here = call.normalize && !call.apart;
+  const double unit = divided_here ? matrix_state::division_unit(call.input.dtype, call.input.shape.key_length) : 1.0;
+  const Tensor d_values = readable(
+      divided_here ? gradient_before_division(std::get<0>(call.read(family, {})), grad_values, call.value_dim, unit)
                    : widened(grad_values, call.value.size(3)));
+  call.input.scale /= unit;
   const Tensor d_last = call.state_of(grad_state, false);
   const auto like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
   const auto like_given = [&](const OptionalTensor& tensor) { return tensor ? like(*tensor) : Tensor(); };

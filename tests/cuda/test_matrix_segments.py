@@ -58,6 +58,20 @@ class Segments(unittest.TestCase):
             for gate in (0.0, -1e-3, -0.5):
                 self.assert_budget(tensors | {"head_gate": torch.full_like(tensors["head_gate"], gate)}, dtype, ("normalized",), gate=gate)
 
+    def test_keep_the_budget_of_normalised_calls_that_forget_at_once(self):  # a token's own weight is nearly all, and dq what two numbers of nearly one leave
+        for dtype, gate in itertools.product((torch.bfloat16, torch.float16), (-0.5, -5.0)):
+            tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
+            for mean in (0, 3):
+                moved = {"value": (tensors["value"].double() + mean).to(dtype), "head_gate": torch.full_like(tensors["head_gate"], gate)}
+                self.assert_budget(tensors | moved, dtype, ("normalized",), gate=gate, mean=mean)
+
+    def test_keep_the_budget_of_normalised_calls_with_cuts(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
+            for at in (448, 511, 512, 513, 575, 1024, 1099):
+                tensors["head_gate"][:, at] = -torch.inf
+            self.assert_budget(tensors, dtype, ("normalized",))
+
     def test_keep_the_budget_where_gates_close_beside_their_borders(self):
         for closed in (-88.0, -torch.inf):
             for at in (448, 511, 512, 513, 575, 1023, 1024, 1099):
@@ -88,6 +102,11 @@ class Segments(unittest.TestCase):
         for kind, dtype in itertools.product(("open", "one", "all kinds"), (torch.bfloat16, torch.float16)):
             calls = ("head gate", "normalized") if kind != "all kinds" else ("head gate",)
             self.assert_budget(with_gates(state_problem(dtype, **(WIDE | dict(length=9000))), GATES[kind], generator), dtype, calls, gates=kind)
+
+    def test_keep_the_budget_where_normalised_gradients_have_a_unit(self):  # of float16 from 4096 tokens on, by kernels of wgmma or in Torch
+        for columns in (64, 72):
+            tensors = state_problem(torch.float16, **(WIDE | dict(length=4099, value_dim=columns)))
+            self.assert_budget(tensors, torch.float16, ("normalized", "normalized, no gate"), columns=columns)
 
     def test_keep_the_budget_of_a_loss_on_the_last_normaliser_alone(self):  # the state's gradient is 0, and its further column isn't
         alone = lambda values, state: (0 * values, torch.cat((0 * state[..., :-1], 16 + state[..., -1:]), -1))
@@ -148,7 +167,8 @@ class Segments(unittest.TestCase):
             with self.subTest(call, dtype=dtype, rows=rows):
                 tensors = state_problem(dtype, **(WIDE | dict(length=1100, key_dim=rows)))
                 read, size = self.gradients(call, tensors, True)
-                self.assertEqual(size, 18 * rows // 64 * (8192 + 16 * (dtype == torch.float16) + 256 * ("normalized" in call)))
+                divisors = 18 * 256 * (call == "normalized" and rows == 64)
+                self.assertEqual(size, 18 * rows // 64 * (8192 + 16 * (dtype == torch.float16) + 256 * ("normalized" in call)) + divisors)
                 computed, _ = self.gradients(call, tensors, True, lambda kept: kept.new_empty(0))
                 without, none = self.gradients(call, tensors, None)
                 zeroed, _ = self.gradients(call, tensors, True, torch.zeros_like)

@@ -79,12 +79,13 @@ struct StateForwardArguments {
   CUtensorMap maps[5];  ///< of query, key, value and out in 16 rows; for gradients of dO in 16 rows
   Operand query, key, value, grad_values;
   Gates gate;
-  void* out;  ///< [B, T, H, columns] contiguous: the values; for gradients dO / z·q
+  void* out;  ///< [B, T, H, columns] contiguous: the values; for gradients dO / z·q, times division_unit
   bool float_out;
-  float* grad_normalizer;  ///< [B·H, chunks · 64], for gradients: that of z·q
+  float* grad_normalizer;  ///< [B·H, chunks · 64], for gradients: that of z·q, times the same
   int64_t length;
   int batch, heads, rows, columns;
   float scale;
+  float division_unit;      ///< for gradients: what dO / z·q is multiplied by
   const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
   float* last;              ///< the same; null: not wanted
   int tiles;                ///< of 64 columns
@@ -97,6 +98,7 @@ struct StateForwardArguments {
   /// For gradients, as of SegmentArguments: after all segments but the last; null: not wanted.
   float *kept_states, *kept_vectors;
   KeptStates kept;  ///< where a backward follows
+  float* divisors;  ///< of KeptStates::stride a head, [chunks · 64]: 1 / z·q of P and z in float; null: not wanted
 };
 
 /// A chunk's gates as the gradients read them, by copies of multiples of 16 bytes: in reverse, with the scale in `write`; and by time for S.
@@ -107,6 +109,12 @@ struct alignas(16) GatesByTime {
 struct PreparedGates {
   GatesInReverse in_reverse;
   GatesByTime by_time;
+};
+/// The same where the gradients' kernel divides by z·q: `write` times 1 / z·q, over `unit`, a power of two; for products of float16, else 1.
+struct alignas(16) DividedGates : ChunkGates {
+  float divisors[kChunk];    ///< 1 / z·q; 0 beyond the sequence
+  float read_state[kChunk];  ///< times that, the scale and the gates from the chunk's first token on
+  float unit;
 };
 
 struct PreparedGatesArguments {
@@ -119,6 +127,11 @@ struct PreparedGatesArguments {
   int32_t* marks;     ///< [mark_count], of the gradients' kernel: cleared; null: there are none
   int mark_count;
   bool beside_previous;  ///< nothing is read that the kernel before writes
+  /// Of StateForwardArguments, and what is prepared in place of `to`, with units or without.
+  const float* divisors;
+  int64_t divisor_stride;
+  DividedGates* divided;
+  bool in_units;
 };
 
 /// All gradients, by heads and by pieces of heads, of a state of one tile of columns.
@@ -140,6 +153,7 @@ struct StateGradientArguments {
   float *grad_states, *grad_vectors;  ///< in reverse; written where the first of two pieces hands R on
   KeptStates kept;                    ///< in place of `states`, where the forward left them
   int32_t* marks;  ///< [cut heads, warps]: 1 where R has been handed on, 0 before; null: all are there
+  const DividedGates* divided_gates;  ///< [B·H, chunks], in place of `gates` where dO is divided here
 };
 
 }  // namespace lethe::matrix_state

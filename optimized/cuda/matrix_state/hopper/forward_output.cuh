@@ -35,8 +35,8 @@ __device__ __forceinline__ void load_grad_values(const Call& call, int64_t first
                  call.p.grad_values.head_stride ? call.h : 0, static_cast<int>(first) + kRows * call.warp, call.b);
 }
 
-/// dO / z·q in 16 bits; and what it gives to z·q, of those 16 bits, since pairs add up the difference of both. `divisor` is z·q in out's unit, that of a
-/// row; chunk n of the sweep.
+/// dO / z·q in 16 bits, times division_unit; and what it gives to z·q, of those 16 bits, since pairs add up the difference of both. `divisor` is z·q in
+/// out's unit, that of a row; chunk n of the sweep.
 template <typename Call>
 __device__ __forceinline__ void finish_gradients(const Call& call, uint32_t (&packed)[16], const float (&out)[32],
                                                  const float (&divisor)[2], const float (&row_unit)[2], int n,
@@ -46,8 +46,9 @@ __device__ __forceinline__ void finish_gradients(const Call& call, uint32_t (&pa
   const int64_t first = call.first_of(n);
   char* const tile = call.out_tile();
   const float inverse[2] = {1.0f / divisor[0], 1.0f / divisor[1]};
-  const float true_inverse[2] = {inverse[0] * reciprocal_of_power(row_unit[0]),
-                                 inverse[1] * reciprocal_of_power(row_unit[1])};
+  const float unit = std::is_same_v<Element, __half> ? p.division_unit : 1.0f,
+              true_inverse[2] = {unit * (inverse[0] * reciprocal_of_power(row_unit[0])),
+                                 unit * (inverse[1] * reciprocal_of_power(row_unit[1]))};
   float dot[2] = {0.0f, 0.0f};
   ptx::mbarrier_wait(&call.small().grad_full[call.warp], n & 1);
 #pragma unroll

@@ -20,6 +20,7 @@ struct WeightedReader {
   const Call& call;
   const Place place;
   float sums[32 + (kNormalized ? 4 : 0)], row_unit[2];
+  float weight_sums[2], of_state[2];  ///< where divisors are left: a lane's part of rows' sums of P; Q z in P's unit
   uint32_t weights[16];
 
   __device__ __forceinline__ explicit WeightedReader(const Call& of) : call(of), place{of.warp, of.lane} {}
@@ -81,7 +82,36 @@ struct WeightedReader {
 
   /// P of the chunk in `stage`, weighted, as a left operand in its rows' units.
   __device__ __forceinline__ void take_weights(float (&scores)[32]) {
+    if constexpr (Call::kLeavesDivisors) {
+      if (call.p.divisors) {
+        weight_sums[0] = weight_sums[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) weight_sums[i / 2 % 2] += scores[i];
+      }
+    }
     pack_weights<Element>(weights, row_unit, scores);
+  }
+
+  /// Before P's sums are added to Q z.
+  __device__ __forceinline__ void take_state() {
+    if constexpr (Call::kLeavesDivisors) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) of_state[half] = divisors()[2 * half] + divisors()[2 * half + 1];
+    }
+  }
+  /// 1 / z·q for the backward. Its P is in float: were it divided by z·q of P in 16 bits, the difference of both would be a gradient.
+  __device__ __forceinline__ void leave_divisors(int n) const {
+    if constexpr (Call::kLeavesDivisors) {
+      if (!call.p.divisors) return;
+      const int64_t first = call.first_of(n);
+      float* const to = call.p.divisors + call.head * call.p.kept.stride + first;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * place.block + place.lane / 4 + 8 * half;
+        const float divisor = fmaf(of_state[half], row_unit[half], quad_sum(weight_sums[half]));
+        if (place.lane % 4 == 0) to[row] = first + row < call.p.length ? 1.0f / divisor : 0.0f;
+      }
+    }
   }
 };
 
@@ -123,12 +153,14 @@ __device__ __forceinline__ void read_weighted(const Call& call) {
     ptx::wgmma_wait<1>();
     reader.fence();
     reader.scale_state(now.index, rounded.index);
+    reader.take_state();
     reader.fence();
     ptx::mbarrier_wait(&small.values_full[now.index], now.parity);
     ptx::wgmma_fence();
     ptx::fence_registers(reader.weights);
     reader.issue_pairs(tiles + Call::Shared::kValue);
     ptx::wgmma_commit();
+    reader.leave_divisors(n);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(scores);
     arrive_warp(&small.state_empty[rounded.index], &small.empty[now.index], lane);

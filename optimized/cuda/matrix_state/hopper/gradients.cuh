@@ -14,9 +14,11 @@
 // Above 64 rows warpgroup 3 computes dv (gradients_two_blocks.cuh).
 //
 // With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
+// With a gate a token and where S is what the forward left, warpgroup 3 divides and computes that gradient (gradients_divided.cuh).
 //
 // float16: R, P and dP of a chunk and 16 rows of S are each divided by a power of two.
 
+#include "optimized/cuda/matrix_state/hopper/gradients_divided.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_one_block.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_two_blocks.cuh"
@@ -31,26 +33,27 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   constexpr bool kGated = Call::kGated;
   constexpr int kBlocks = Call::kBlocks;
   const auto& p = call.p;
+  constexpr bool kWithColumn = Call::kNormalized && !Call::kDivides;
+  using Gates = typename Shared::Gates;
   auto& small = call.small();
   ptx::RingPosition at;
   call.each_chunk([&](const auto& chunk) {
     [[maybe_unused]] float2 column{};
-    if constexpr (Call::kNormalized)
+    if constexpr (kWithColumn)
       column = load_column(p.grad_normalizer, call.head, call.order.chunks, chunk.first, call.lane);
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
     uint64_t* const full = &small.full[at.index];
     if (call.lane == 0) {
       char* const to = call.stage(at.index);
-      ptx::mbarrier_arrive_expect(full, Shared::kStage + (kGated ? sizeof(GatesInReverse) : 0));
+      ptx::mbarrier_arrive_expect(full, Shared::kStage + (kGated ? sizeof(Gates) : 0));
       if constexpr (kGated)
-        ptx::load_run(&call.gates(at.index), &call.prepared_gates(chunk.first).in_reverse, sizeof(GatesInReverse),
-                      full);
+        ptx::load_run(&call.gates(at.index), &call.gates_in_reverse(chunk.first), sizeof(Gates), full);
       load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, chunk.first, call.b, call.h);
       load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
       load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
       load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
     }
-    if constexpr (Call::kNormalized) {
+    if constexpr (kWithColumn) {
       auto& to = call.columns().grad_normalizer[at.index];
       *reinterpret_cast<float2*>(&to.whole[2 * call.lane]) = column;
       prepare_column<typename Call::Element>(to.values, to.unit, column, call.lane);
@@ -77,9 +80,9 @@ __device__ __forceinline__ void store_gate_gradients(const Call& call) {
     };
     const Cuts cuts{is_cut_at(first_done + 2 * call.lane), is_cut_at(first_done + 2 * call.lane + 1)};
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
-    store_gate_gradient(call.crossings(at.index), cuts,
-                        p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
-                        p.length - first_done, call.lane);
+    store_gate_gradient<!Call::kDivides>(call.crossings(at.index), cuts,
+                                         p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
+                                         p.length - first_done, call.lane);
     first_done -= kChunk;
   };
   call.each_chunk([&](const auto& chunk) {
@@ -122,7 +125,9 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
 template <typename Element, bool kGated, int kBlocks, bool kNormalized, bool kKept>
 __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::kThreads, 1)
     sweep_gradients(const __grid_constant__ StateGradientArguments p) {
-  using Shared = GradientsShared<kBlocks, kNormalized, kKept>;
+  using Call = Gradients<Element, kGated, kBlocks, kNormalized, kKept>;
+  using Shared = typename Call::Shared;
+  constexpr bool kDivides = Call::kDivides;
   extern __shared__ __align__(1024) char memory[];
   const int group =
                 threadIdx.x / kComputing + (kKept && threadIdx.x >= kComputing),  // where S is kept, none has group 1
@@ -137,16 +142,15 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
   Piece piece = cut < 0 ? Piece(order, 0, 1) : Piece(order, cut / cut_heads, p.pieces);
   piece.begin = ptx::in_uniform_register(piece.begin);
   piece.end = ptx::in_uniform_register(piece.end);
-  const Gradients<Element, kGated, kBlocks, kNormalized, kKept> call{
-      p,
-      memory,
-      kBlocks == 1 || kKept ? ptx::in_uniform_register(warp) : warp,  // else there are no registers for it
-      static_cast<int>(threadIdx.x % 32),
-      head / p.heads,
-      head % p.heads,
-      head,
-      order,
-      piece};
+  const Call call{p,
+                  memory,
+                  kBlocks == 1 || kKept ? ptx::in_uniform_register(warp) : warp,  // else there are no registers for it
+                  static_cast<int>(threadIdx.x % 32),
+                  head / p.heads,
+                  head % p.heads,
+                  head,
+                  order,
+                  piece};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();
@@ -155,13 +159,14 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     };
     constexpr int kArrivals = kWarps * kArrivalsOfAWarp;  // of a warpgroup
     // A copy's bytes, what is computed of the normaliser, and d log f of the stage's chunk before.
-    init(small.full, 1 + (kNormalized + kGated) * kArrivalsOfAWarp);
+    init(small.full, 1 + ((kNormalized && !kDivides) + kGated) * kArrivalsOfAWarp);
     init(small.empty, 3 * kArrivals);
     init(small.rebuild_full, 1);
     init(small.rebuild_empty, kArrivals);
     // Where S was left, its copy, and units and z.
     init(small.state_full, kKept ? 1 + (call.kHalf || kNormalized) * kArrivalsOfAWarp : kArrivals);
-    init(small.state_empty, (kGated ? 2 : 1) * kArrivals);
+    init(small.state_empty, (kDivides ? 3 : kGated ? 2 : 1) * kArrivals);
+    if constexpr (kDivides) init(call.divided().full, kArrivalsOfAWarp);
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kArrivals);
     ptx::mbarrier_init_fence();
@@ -193,7 +198,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     sweep_grad_states(call);
   } else if (group == 3) {
     change_registers<Shared::kRegisters, Shared::kPairRegisters>();
-    if constexpr (kBlocks == 1) sweep_pairs(call);
+    if constexpr (kDivides) sweep_divided_pairs(call);
+    else if constexpr (kBlocks == 1) sweep_pairs(call);
     else sweep_pairs_and_values(call);
   } else {
     change_registers<Shared::kRegisters, Shared::kOutRegisters>();

@@ -38,13 +38,14 @@ struct Cuts {
   bool first, second;
 };
 
-/// A warp: d log f of a chunk of `tokens` tokens, `stride` apart; 0 of cuts.
+/// A warp: d log f of a chunk of `tokens` tokens, `stride` apart; 0 of cuts. kPairs: whether there are sums of pairs, or `queries` has them.
+template <bool kPairs>
 __device__ inline void store_gate_gradient(const FusedCrossings& from, const Cuts& cuts, float* to, int64_t stride,
                                            int64_t tokens, int lane) {
   float2 query = *reinterpret_cast<const float2*>(&from.queries[2 * lane]);
   const float2 key = *reinterpret_cast<const float2*>(&from.keys[2 * lane]);
 #pragma unroll
-  for (int block = 0; block < kWarps; ++block) {
+  for (int block = 0; block < (kPairs ? kWarps : 0); ++block) {
     const float2 pair = *reinterpret_cast<const float2*>(&from.pairs[block][2 * lane]);
     query.x += pair.x;
     query.y += pair.y;

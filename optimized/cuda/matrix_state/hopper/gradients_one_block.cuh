@@ -21,14 +21,7 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
     compute_pairs(call, at.index, scores, grads, [] {});
     arrive_warp(&small.empty[at.index], call.lane);
     ptx::mbarrier_wait(&small.pairs_empty, parity ^ 1);
-    const PairUnits units = pair_units(call, scores, grads);
-    uint32_t packed[16];
-    pack_sums<Element>(packed, grads, reciprocal_of_power(units.grad));
-    store_packed(ptx::shared_address(call.pairs()), packed, place);
-    pack_sums<Element>(packed, scores, reciprocal_of_power(units.score));
-    store_packed(ptx::shared_address(call.scores()), packed, place);
-    ptx::fence_async_shared();
-    arrive_warp(&small.pairs_full, call.lane);
+    store_pairs(call, scores, grads, place);
     at.advance(Call::Shared::kStages);
     parity ^= 1;
   });
@@ -45,6 +38,8 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
   auto& small = call.small();
   const Place place{call.warp, call.lane};
   const int i0 = 16 * call.warp + call.lane / 4;
+  constexpr bool kOuterInProducts = Call::kOuterInProducts;
+  constexpr bool kDotsOfQueries = kGated && !Call::kDivides;
   constexpr bool kKeyInPairs = Shared::kKeyOut == Shared::kPairs;
   const auto start = [](float(&sum)[32]) {
     ptx::undefined(sum);
@@ -68,7 +63,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
   ptx::RingPosition at;
   uint32_t parity = 0;
   call.each_chunk([&](const auto& chunk) {
-    const ChunkGates& gates = call.gates(at.index);
+    const auto& gates = call.gates(at.index);
     const char *const tiles = call.stage(at.index), *const query = tiles + Shared::kQuery,
                       *const key = tiles + Shared::kKey, *const value = tiles + Shared::kValue,
                       *const grad_values = tiles + Shared::kGradValues;
@@ -130,28 +125,42 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       start(out);
       ptx::wgmma_fence();
       issue_query_of_state();
+      [[maybe_unused]] uint32_t left[4], left_ones[4];
+      if constexpr (Call::kDivides) ptx::mbarrier_wait(&call.divided().full[at.index], at.parity);  // y
+      if constexpr (kOuterInProducts) {
+        const float* const y = call.grad_normalizer(at.index);
+        outer_left<Element>(left, {y[i0], y[i0 + 8]}, call.lane);
+        ptx::wgmma_fence();
+        issue_outer<Element>(out, left, call.divided().states[chunk.slot]);
+        outer_left<Element>(left_ones, {1.0f, 1.0f}, call.lane);
+      }
       ptx::wgmma_commit();
       ptx::mbarrier_wait(&small.grad_state_full, parity);
       start(out_key);
       ptx::wgmma_fence();
       issue_key_of_state();
+      if constexpr (kOuterInProducts) issue_outer<Element>(out_key, left_ones, call.divided().grad_state);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
+      if constexpr (kOuterInProducts) ptx::fence_registers(left);
       if constexpr (kHalf) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) out[i] *= small.state_units[chunk.slot][i / 8];
       }
-      if constexpr (kNormalized) {
+      if constexpr (kNormalized && !kOuterInProducts) {
         const float* const x = call.grad_normalizer(at.index);
         add_outer_product(out, x[i0], x[i0 + 8], call.columns().states[chunk.slot], call.lane);
       }
       if constexpr (!Call::kReadsBesideState) arrive_warp(&small.state_empty[chunk.slot], call.lane);
       // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : call.state_scale(); };
+      const auto factor = [&](int row) {
+        if constexpr (Call::kDivides) return gates.read_state[row];
+        else return kGated ? gates.write[row] * gates.entry : call.state_scale();
+      };
       const float read_state[2] = {factor(i0), factor(i0 + 8)};
       float dot[2] = {0.0f, 0.0f};
-      if constexpr (kGated) add_dots<Element>(dot, out, query, place);
+      if constexpr (kDotsOfQueries) add_dots<Element>(dot, out, query, place);
       ptx::mbarrier_wait(&small.pairs_full, parity);
       float score_unit = 1.0f, grad_unit = 1.0f;
       if constexpr (kHalf) {
@@ -165,7 +174,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       issue_query_of_pairs();
       ptx::wgmma_commit();
       if constexpr (Call::kReadsBesideState) arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      if constexpr (kGated)
+      if constexpr (kDotsOfQueries)
         store_dots(call.crossings(at.index).queries, {read_state[0] * dot[0], read_state[1] * dot[1]}, place);
 
       ptx::wgmma_wait<1>();
@@ -175,7 +184,8 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
                   far = unit * read[1];
       // The column has no unit: where R is 0 and the column isn't, its reciprocal would overflow.
       const float key_unit = kNormalized ? 1.0f : unit;
-      if constexpr (kNormalized) {
+      if constexpr (kOuterInProducts) ptx::fence_registers(left_ones);
+      if constexpr (kNormalized && !kOuterInProducts) {
         if constexpr (kHalf) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) out_key[i] *= unit;

@@ -130,4 +130,19 @@ __device__ __forceinline__ PairUnits pair_units(const Call& call, const float (&
   return units;
 }
 
+/// P and dP of a chunk, in 16 bits to shared memory, which the chunk before has left: by a warpgroup.
+template <typename Call>
+__device__ __forceinline__ void store_pairs(const Call& call, const float (&scores)[32], const float (&grads)[32],
+                                            Place at) {
+  using Element = typename Call::Element;
+  const PairUnits units = pair_units(call, scores, grads);
+  uint32_t packed[16];
+  pack_sums<Element>(packed, grads, reciprocal_of_power(units.grad));
+  store_packed(ptx::shared_address(call.pairs()), packed, at);
+  pack_sums<Element>(packed, scores, reciprocal_of_power(units.score));
+  store_packed(ptx::shared_address(call.scores()), packed, at);
+  ptx::fence_async_shared();
+  arrive_warp(&call.small().pairs_full, call.lane);
+}
+
 }  // namespace lethe::matrix_state

@@ -6,8 +6,8 @@
 
 namespace lethe::matrix_state {
 
-/// kBlocks: of 64 rows of the state. kKept: whether S of every chunk is read as the forward left it.
-template <int kBlocks, bool kNormalized, bool kKept>
+/// kBlocks: of 64 rows of the state. kKept: whether S of every chunk is read as the forward left it. kDivides: gradients_divided.cuh.
+template <int kBlocks, bool kNormalized, bool kKept, bool kDivides = false>
 struct GradientsShared {
   static constexpr int kThreads = (kKept ? 4 : 5) * kComputing, kStages = (kBlocks == 1 ? 3 : 2) + kKept,
                        kRebuildStages = kKept ? 0 : 1;
@@ -16,11 +16,18 @@ struct GradientsShared {
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: as many times as many in all as there are.
   static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = kKept || kBlocks == 1 ? 40 : 32,
-                       kStateRegisters = kBlocks == 1 ? 88 : 104, kGradStateRegisters = kKept ? 144 : 112,
-                       kPairRegisters = kKept ? 168 : 128,
-                       kOutRegisters = kKept          ? 160
+                       kStateRegisters = kBlocks == 1 ? 88 : 104,
+                       kGradStateRegisters = kDivides ? 136
+                                             : kKept  ? 144
+                                                      : 112,
+                       kPairRegisters = kDivides ? 184
+                                        : kKept  ? 168
+                                                 : 128,
+                       kOutRegisters = kDivides       ? 152
+                                       : kKept        ? 160
                                        : kBlocks == 1 ? 112
                                                       : 104;
+  using Gates = std::conditional_t<kDivides, DividedGates, GatesInReverse>;
   struct Small {
     uint64_t full[kStages], empty[kStages];            ///< a chunk's tiles and gates
     uint64_t rebuild_full[1], rebuild_empty[1];        ///< a chunk's key, value and gates, for S
@@ -30,12 +37,18 @@ struct GradientsShared {
     float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
     float grad_state_unit, score_unit, grad_unit;
   };
+  /// Where dO is divided here: y of a chunk, of each warp a copy, and whether it is among `columns`; z and its gradient for outer products.
+  struct Divided {
+    uint64_t full[kStages];
+    float of_warps[kWarps][kChunk];
+    OuterVector states[kSlots], grad_state;
+  };
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
   /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call without left states, which has no room for both, dk from dP's place.
   static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized && !kKept ? kPairs : kScores + kPanel;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized && !kKept ? 1 : 2) * kPanel : 0),
-                       kRebuildGates = kGates + kStages * sizeof(GatesInReverse);
+                       kRebuildGates = kGates + kStages * sizeof(Gates);
   static constexpr int kCrossings = kRebuildGates + kRebuildStages * sizeof(GatesByTime);
   /// Of a normalised call: what the gradient of z·q is in a chunk; z before each chunk, and its gradient after one.
   struct Column {
@@ -49,7 +62,8 @@ struct GradientsShared {
   };
   static constexpr int kColumns = (kCrossings + kStages * static_cast<int>(sizeof(FusedCrossings)) + 15) / 16 * 16,
                        kSmall = kColumns + (kNormalized ? static_cast<int>(sizeof(Columns)) : 0),
-                       kBytes = kSmall + sizeof(Small);
+                       kDivided = (kSmall + static_cast<int>(sizeof(Small)) + 15) / 16 * 16,
+                       kBytes = kDivides ? kDivided + static_cast<int>(sizeof(Divided)) : kSmall + sizeof(Small);
   static_assert(kBytes <= 227 * 1024 && kSmall % 8 == 0);
 };
 
@@ -57,7 +71,8 @@ struct GradientsShared {
 template <typename Element_, bool kGated_, int kBlocks_, bool kNormalized_, bool kKept_>
 struct Gradients {
   using Element = Element_;
-  using Shared = GradientsShared<kBlocks_, kNormalized_, kKept_>;
+  static constexpr bool kDivides = kGated_ && kBlocks_ == 1 && kNormalized_ && kKept_;
+  using Shared = GradientsShared<kBlocks_, kNormalized_, kKept_, kDivides>;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_,
                         kKept = kKept_;
   /// Whether the first of two pieces may hand R on.
@@ -74,8 +89,11 @@ struct Gradients {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
   }
   __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
-  __device__ GatesInReverse& gates(int i) const {
-    return reinterpret_cast<GatesInReverse*>(memory + Shared::kGates)[i];
+  __device__ typename Shared::Gates& gates(int i) const {
+    return reinterpret_cast<typename Shared::Gates*>(memory + Shared::kGates)[i];
+  }
+  __device__ typename Shared::Divided& divided() const {
+    return *reinterpret_cast<typename Shared::Divided*>(memory + Shared::kDivided);
   }
   __device__ FusedCrossings& crossings(int i) const {
     return reinterpret_cast<FusedCrossings*>(memory + Shared::kCrossings)[i];
@@ -95,6 +113,8 @@ struct Gradients {
   __device__ char* grad_state() const { return memory + Shared::kGradState; }
   __device__ char* pairs() const { return memory + Shared::kPairs; }
   __device__ char* scores() const { return memory + Shared::kScores; }
+  /// Whether the outer products with z and its gradient are steps of products: not of float16, whose S and R have units that these haven't.
+  static constexpr bool kOuterInProducts = kDivides && !kHalf;
   /// Whether warps read units or z of a place of S by loads, and the place is used again before its segment ends: it is given back when a product has what they
   /// were multiplied into, which no arrival waits for otherwise.
   static constexpr bool kReadsBesideState = kKept && (kHalf || kNormalized);
@@ -109,6 +129,11 @@ struct Gradients {
   /// Of the chunk that begins at a token.
   __device__ const PreparedGates& prepared_gates(int64_t first) const {
     return p.gates[int64_t{1} * head * order.chunks + first / kChunk];
+  }
+  /// What of them a stage has.
+  __device__ const typename Shared::Gates& gates_in_reverse(int64_t first) const {
+    if constexpr (kDivides) return p.divided_gates[int64_t{1} * head * order.chunks + first / kChunk];
+    else return prepared_gates(first).in_reverse;
   }
   /// Of a warp of R.
   __device__ int32_t* mark() const { return p.marks + (head - p.whole_heads) * kWarps + warp; }

@@ -1,6 +1,7 @@
 #pragma once
 // The gradients' states: S of each chunk, computed again from the one before its segment, and R, the gradient of the state after the chunk.
 
+#include "optimized/cuda/matrix_state/hopper/gradients_divided.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_shared.cuh"
 #include "optimized/cuda/ptx/publish.cuh"
 
@@ -50,8 +51,9 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
         pack_sums<Element>(packed, state[block], scale * reciprocal_of_power(unit));
         store_packed(ptx::shared_address(call.state(slot) + block * kPanel), packed, place);
         if constexpr (Call::kNormalized)
-          each_of_column(
-              place, [&](int half, int row) { call.columns().states[slot][64 * block + row] = last[block].sum[half]; });
+          each_of_column(place, [&](int half, int row) {
+            call.columns().states[slot][64 * block + row] = scale * last[block].sum[half];
+          });
       }
       ptx::fence_async_shared();
       arrive_warp(&small.state_full[slot], call.lane);
@@ -223,14 +225,16 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
       store_packed(ptx::shared_address(call.grad_state() + block * kPanel), packed, place);
       if constexpr (Call::kNormalized)
         each_of_column(place, [&](int half, int row) {
-          call.columns().grad_state[64 * block + row] = state.column_value(last[block], half);
+          const float x = state.column_value(last[block], half);
+          if constexpr (Call::kOuterInProducts) store_outer<Element>(call.divided().grad_state, row, x);
+          else call.columns().grad_state[64 * block + row] = x;
         });
     }
     ptx::fence_async_shared();
     arrive_warp(&small.grad_state_full, call.lane);
 
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
-    const ChunkGates& gates = call.gates(at.index);
+    const auto& gates = call.gates(at.index);
     const char* const tiles = call.stage(at.index);
     if constexpr (kGated) {
       ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
@@ -250,10 +254,15 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
       for (int step = 1; step < 32; step *= 2) product += __shfl_xor_sync(kAllLanes, product, step);
       if (call.lane == 0) call.crossings(at.index).states[call.warp] = product * gates.total * gates.entry;
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      state.forget(gates.total);
+      if constexpr (!Call::kDivides) state.forget(gates.total);
+    }
+    if constexpr (Call::kDivides) {
+      ptx::mbarrier_wait(&call.divided().full[at.index], at.parity);
+      add_divided<Element>(state.state, last[0], tiles + Shared::kQuery, tiles + Shared::kGradValues, gates,
+                           call.columns().grad_normalizer[at.index], place);
     }
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < (Call::kDivides ? 0 : kBlocks); ++block) {
       const auto add = [&](auto&& column) {
         add_to_state<Element, State::kWeights, 4 / kBlocks>(state.sum(block), tiles + Shared::kQuery + block * kPanel,
                                                             tiles + Shared::kGradValues, gates.write, p.scale, place,

@@ -68,6 +68,12 @@ __device__ __forceinline__ void load_kept_states(const Call& call) {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)
         *reinterpret_cast<float2*>(&call.columns().states[chunk.slot][64 * block + 2 * call.lane]) = column[block];
+      if constexpr (Call::kOuterInProducts) {
+        using Element = typename Call::Element;
+        store_outer<Element>(call.divided().states[chunk.slot], 2 * call.lane, column[0].x);
+        store_outer<Element>(call.divided().states[chunk.slot], 2 * call.lane + 1, column[0].y);
+        ptx::fence_async_shared();
+      }
     }
     if constexpr (kHalf) {
       if (call.lane < kBlocks * kWarps) small.state_units[chunk.slot][call.lane] = unit;

@@ -3,46 +3,17 @@
 
 #include <type_traits>
 
-#include "optimized/cuda/check.hpp"
+#include "optimized/cuda/matrix_state/division_unit.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/head_states.cuh"
-#include "optimized/cuda/matrix_state/hopper/memory.hpp"
-#include "optimized/cuda/matrix_state/hopper/prepared_gates.cuh"
+#include "optimized/cuda/matrix_state/hopper/launch_divided.cuh"
 
 namespace lethe::matrix_state {
 namespace {
 
-// What a copy asks of memory at a time: a row of a tile, which has 128 bytes. 256 would fetch the neighbouring head's as well (no gate 4 to 7 % slower forward
-// on an H200).
-Maps maps_of(const MatrixStateInput& in) { return {in, CU_TENSOR_MAP_L2_PROMOTION_L2_128B}; }
-
 static_assert(ForwardShared<1, 2>::bytes(ForwardShared<1, 2>::kStagesBesideStates, false) +
                   HeadStatesShared<false, 1, false>::kBytes + 2 * 1024 <=
               228 * 1024);
-
-template <typename Arguments>
-Arguments arguments_of(const MatrixStateInput& in) {
-  Arguments p{};
-  p.gate = {static_cast<const float*>(in.key_gate.data), in.key_gate.batch_stride, in.key_gate.token_stride,
-            in.key_gate.head_stride};
-  p.length = in.shape.key_length;
-  p.batch = static_cast<int>(in.shape.batch);
-  p.heads = static_cast<int>(in.shape.heads);
-  p.rows = static_cast<int>(in.shape.key_dim);
-  p.columns = static_cast<int>(in.shape.value_dim);
-  return p;
-}
-
-template <typename Arguments>
-void launch(void (*kernel)(Arguments), int64_t ctas, int threads, int bytes, bool overlapping, cudaStream_t stream,
-            const Arguments& p) {
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             "matrix state: shared memory");
-  const dim3 grid(static_cast<unsigned>(ctas));
-  if (overlapping) return launch_overlapping(kernel, grid, threads, bytes, stream, p);
-  kernel<<<grid, threads, bytes, stream>>>(p);
-  cuda_check(cudaGetLastError(), "matrix state: launch");
-}
 
 // visit(Element{}, whether there are gates, blocks of the state)
 template <typename Visit>
@@ -202,12 +173,13 @@ void launch_forward(StateForwardArguments p, bool overlapping, cudaStream_t stre
   launch_with(std::integral_constant<int, 1>{});
 }
 
-// dO over z·q and the gradient of z·q, by a forward that leaves the states after all segments but the last.
-void divide_gradients(const MatrixStateBackward& a, const ForwardSplit& split, const SegmentMemory& handed,
+// dO over z·q and the gradient of z·q, both times `unit`, by a forward that leaves the states after all segments but the last.
+void divide_gradients(const MatrixStateBackward& a, float unit, const ForwardSplit& split, const SegmentMemory& handed,
                       const SegmentMemory& states, const NormalizerMemory& to, bool overlapping) {
   const Maps map = maps_of(a);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
+  p.division_unit = unit;
   if (states.segments > 0) {
     p.kept_states = states.states;
     p.kept_vectors = states.vectors;
@@ -247,6 +219,10 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
   const Split split(shape, form);
   SegmentMemory(memory, shape, form.normalize, heads_of(shape), segments_to_sum(shape, form));
   SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape), split.handed_on);
+  if (divides_in_gradients(shape, form)) {
+    take_divided_gates(memory, shape);
+    return memory.bytes();
+  }
   if (form.normalize) {
     const ForwardSplit divided(shape, form);
     SegmentMemory(memory, shape, true, divided);
@@ -268,6 +244,7 @@ void warpgroup_forward(const MatrixStateForward& a) {
   p.float_out = a.float_values;
   p.last = a.last_state;
   if (a.kept_states) p.kept = kept_states_of(a, a.kept_states, kChunk / kWarps);
+  p.divisors = divisors_of(a, p.kept);
   by_type_and_normalizer(a, [&](auto element, auto gated, auto blocks, auto normalized) {
     constexpr Normalizer kNormalizer = normalized.value ? Normalizer::kDivides : Normalizer::kNone;
     launch_forward<decltype(element), gated.value, blocks.value, kNormalizer>(p, before, a.stream);
@@ -275,20 +252,25 @@ void warpgroup_forward(const MatrixStateForward& a) {
 }
 
 void warpgroup_backward(const MatrixStateBackward& a) {
-  const float scale = static_cast<float>(a.scale);
+  const bool normalized = a.form.normalize, divides = divides_in_gradients(a.shape, a.form);
+  const float unit = normalized && !divides ? static_cast<float>(division_unit(a.dtype, a.shape.key_length)) : 1.0f,
+              scale = static_cast<float>(a.scale) / unit;  // of what follows a normaliser's pass
   const Split split(a.shape, a.form);
   const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
-  const bool normalized = a.form.normalize;
   Workspace memory(a.workspace);
   const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), segments_to_sum(a.shape, a.form)),
       grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape), split.handed_on);
   const bool gated = a.key_gate.data != nullptr;
-  PreparedGates* const gates = take_gates(memory, a.shape, gated);
+  PreparedGates* const gates = take_gates(memory, a.shape, gated && !divides);
+  DividedGates* const divided_gates = divides ? take_divided_gates(memory, a.shape) : nullptr;
+  KeptStates kept{};
+  if (a.form.kept_states) kept = kept_states_of(a, a.kept_states, kChunk);
   // With a normaliser beside its pass, on multiprocessors that have no work there.
   const auto prepare = [&] {
     prepare_gates_of_chunks(a, scale, !a.form.kept_states, gates, grads, normalized, a.stream);
   };
-  if (gated && !normalized) prepare();
+  if (divides) divide_gates_of_chunks(a, kept, divided_gates, grads);
+  else if (gated && !normalized) prepare();
   else if (!gated && grads.marks) clear(grads, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
@@ -302,12 +284,15 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, split.pieces,
                         overlap, a.stream, by);
   };
-  if (normalized) {
+  if (divides) {
+    overlap = Overlap::kWaits;
+    if (!grads.marks) sum_divided_segments(a, kept, divided_gates, grads, split.pieces);
+  } else if (normalized) {
     const ForwardSplit forward(a.shape, a.form);
     const SegmentMemory handed(memory, a.shape, true, forward);
     const NormalizerMemory divided(memory, a.shape);
     const bool before = launch_before_pieces(a, forward, handed, overlap, a.stream);
-    divide_gradients(a, forward, handed, states, divided, before || overlap != Overlap::kNone);
+    divide_gradients(a, unit, forward, handed, states, divided, before || overlap != Overlap::kNone);
     const int64_t token = a.shape.heads * a.shape.value_dim;
     grad_values = {divided.grad_values, a.shape.key_length * token, token, a.shape.value_dim};
     grad_normalizer = divided.grad_normalizer;
@@ -329,7 +314,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.pieces = split.pieces;
   p.states = states.states;
   p.vectors = states.vectors;
-  if (a.form.kept_states) p.kept = kept_states_of(a, a.kept_states, kChunk);
+  p.kept = kept;
   p.grad_states = grads.states;
   p.grad_vectors = grads.vectors;
   p.marks = grads.marks;
@@ -348,6 +333,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.grad_values = grad_values;
   p.grad_normalizer = grad_normalizer;
   p.gates = gates;
+  p.divided_gates = divided_gates;
   p.grad_gate = a.grad_key_gate;
   p.scale = scale;
   p.initial = a.initial_state;
@@ -358,7 +344,7 @@ void warpgroup_backward(const MatrixStateBackward& a) {
     constexpr bool kGated = has_gate.value, kNormalized = normalizes.value;
     const auto launch_gradients = [&](auto kept) {
       constexpr bool kKept = decltype(kept)::value;
-      using Shared = GradientsShared<kBlocks, kNormalized, kKept>;
+      using Shared = typename Gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>::Shared;
       launch(sweep_gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>, ctas, Shared::kThreads,
              Shared::kBytes, states.segments > 0 || overlap != Overlap::kNone, a.stream, p);
     };

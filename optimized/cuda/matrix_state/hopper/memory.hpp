@@ -28,6 +28,12 @@ inline KeptStates kept_states_of(const MatrixStateInput& in, const void* states,
   return kept;
 }
 
+/// Where one over z·q is among them, [chunks · 64] a head, KeptStates::stride from a head to the next; null where it isn't left.
+inline float* divisors_of(const MatrixStateInput& in, const KeptStates& kept) {
+  const bool left = kept.wanted && keeps_divisors(blocks_of(in.shape), in.form);
+  return left ? kept.columns + int64_t{1} * order_of(in.shape).chunks * 64 : nullptr;
+}
+
 /// The states after the first segments of some heads, of one sweep.
 struct SegmentMemory {
   int heads, segments;
@@ -69,6 +75,14 @@ inline int segments_to_sum(const Shape& shape, const MatrixStateForm& form) {
 
 inline PreparedGates* take_gates(Workspace& memory, const Shape& shape, bool gated) {
   return gated ? memory.take<PreparedGates>(heads_of(shape) * order_of(shape).chunks) : nullptr;
+}
+
+/// Whether the gradients' kernel divides by z·q (gradients_divided.cuh), in place of a pass before it.
+inline bool divides_in_gradients(const Shape& shape, const MatrixStateForm& form) {
+  return form.kept_states && keeps_divisors(blocks_of(shape), form);
+}
+inline DividedGates* take_divided_gates(Workspace& memory, const Shape& shape) {
+  return memory.take<DividedGates>(heads_of(shape) * order_of(shape).chunks);
 }
 
 }  // namespace lethe::matrix_state

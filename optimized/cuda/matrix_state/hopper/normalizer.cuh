@@ -98,6 +98,37 @@ __device__ __forceinline__ uint64_t advance_with_column(uint64_t descriptor, int
   return ptx::advance<16>(descriptor, static_cast<uint32_t>(k * (kStep + (kPieces - kStep) * 65536)));
 }
 
+/// 64 numbers by which a product of 64 columns gets, of each row an x, x times all of them besides: in a step of 16 of its sum, as parts of 16 bits, near
+/// twice and the rest. Their x has near, the rest and near again; what the rests' product would be is less than 2^-16 of the number.
+struct alignas(16) OuterVector {
+  uint4 rows[64];
+};
+
+template <typename Element>
+__device__ __forceinline__ void store_outer(OuterVector& to, int i, float x) {
+  const uint32_t near = pack<Element>(x, 0.0f), rest = pack<Element>(x - unpack<Element>(near).x, 0.0f);
+  to.rows[i] = {near << 16 | near, rest, 0, 0};
+}
+
+/// A lane's rows' x as the left operand.
+template <typename Element>
+__device__ __forceinline__ void outer_left(uint32_t (&left)[4], const float (&x)[2], int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t near = pack<Element>(x[half], 0.0f), rest = pack<Element>(x[half] - unpack<Element>(near).x, 0.0f);
+    left[half] = lane % 4 == 0 ? rest << 16 | near : lane % 4 == 1 ? near : 0;
+    left[2 + half] = 0;
+  }
+  ptx::fence_registers(left);
+}
+
+/// sum += x · vectorᵀ, issued. The step's other eight numbers are the first ones again, times 0.
+template <typename Element>
+__device__ __forceinline__ void issue_outer(float (&sum)[32], const uint32_t (&left)[4], const OuterVector& vector) {
+  ptx::wgmma<ptx::Major::kK>(Element{}, sum, left[0], left[1], left[2], left[3],
+                             ptx::unswizzled_descriptor(&vector, 0, 128), true);
+}
+
 /// What add_to_state adds beside the state: the same keys' product with a column.
 template <typename Element>
 struct ColumnProduct {

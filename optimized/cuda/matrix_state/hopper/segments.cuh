@@ -42,12 +42,13 @@ struct State {
     clear_sum();
   }
 
-  /// Over a chunk whose gates' product is `total`: before the chunk is added.
-  __device__ __forceinline__ void forget(float total) {
+  /// Over a chunk whose gates' product is `total`: before the chunk is added. `of_sum`: that, but for a power of two.
+  __device__ __forceinline__ void forget(float total, float of_sum) {
     decay *= total;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) sum[i] *= total;
+    for (int i = 0; i < 32; ++i) sum[i] *= of_sum;
   }
+  __device__ __forceinline__ void forget(float total) { forget(total, total); }
 };
 
 /// visit(i, whether it is inside, its place in [rows, stride]) of a lane's numbers of the state's rows from 64 · block and columns from 64 · tile on.

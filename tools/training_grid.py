@@ -2,14 +2,19 @@
 """Training speed at three sizes and three contexts, on one GPU: FoX (Pro) with and without pruning, Transformer (Pro) and (LLaMA). ACP Fig. 2 right, FoX Table 4.
 
 usage: tools/training_grid.py [--build build/cuda] [--sizes 760m 360m 125m] [--models fox-pro fox-pro+acp …] [--contexts 4096 8192 16384] [--rounds 4]
-                              [--slot 0.4] [--until SECONDS] [--output results/h200/training_grid.json]
+                              [--slot 0.3] [--until SECONDS] [--output results/h200/training_grid.json]
 
-A size and model is one process, lethe bench --serve, which takes its steps at one context after the other: forward, backward, clipping and AdamW on 32768 tokens
-in bfloat16 with float32 master weights, weights and tokens drawn from a seed. A cell is the median of `rounds` times of about `slot` seconds. FoX's gates
-are set by hand, seven heads of ten forget within tens of tokens, whether it prunes or not: trained ones need weights, which a checkout doesn't hold.
+A size and model is a process, lethe bench --serve, which takes its steps at one context after the other: forward, backward, clipping and AdamW on 32768 tokens
+in bfloat16 with float32 master weights, weights and tokens drawn from a seed. The processes of a size are alive together. At each context they take a slot of
+about `slot` seconds each in every round, in a random order, and a cell is the median of its rounds; a process at rest keeps weights and moments alone, and
+takes a first step in its slot that is not timed. Of models that have no room beside one another (760M on a GPU of 80 GB: 67 GiB a step, 14 at rest) the
+later ones come after the earlier ones' cells, and the page says so.
 
-Writes the file and its page after every process. The same call goes on where one was stopped, after --until seconds too; a file of another commit or GPU is refused.
-A process that fails or gives no answer for --row-limit seconds costs its own cells alone. Exit status: 0 where every cell is there, 75 where --until left some, else 1.
+FoX's gates are set by hand, seven heads of ten forget within tens of tokens, whether it prunes or not: trained ones need weights, which a checkout doesn't hold.
+
+Writes the file and its page after every size and context. The same call goes on where one was stopped, after --until seconds too; a file of another commit or
+GPU is refused. A process that fails or gives no answer for --row-limit seconds costs its own cells alone. Exit status: 0 where every cell is there, 75 where
+--until left some, else 1.
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 import argparse
@@ -22,13 +27,14 @@ import time
 from compare_training import LOG_TOLERANCE, TOKENS, VOCABULARY, certificate
 from report.files import read_json, write_whole
 from report.training_grid import MODELS, training_grid_page
-from training_rows import Row
+from training_rows import Row, times_in_turn
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZES = ["760m", "360m", "125m"]  # the longest first
 CONTEXTS = [4096, 8192, 16384]
 OF_ONE_RUN = ("gpu", "driver", "torch", "commit")
 CONTINUES = 75
+ROOM = 1.05, 1 << 30  # that a process needs: its steps' bytes times the one, for what lies between them, and the other beside them
 
 
 def command(options, size, model, context):
@@ -40,31 +46,38 @@ def command(options, size, model, context):
             *gates, *pruning]
 
 
-def cell_at(row, context, rounds, slot):
-    """Its figures at a context, with the seconds a step of each round; None where it gives no answer."""
-    figures = row.ask(f"context {context}", f"a step at {context}")
-    if figures is None:
-        return None
-    trial = row.take(1)
-    steps = max(1, round(slot / trial)) if trial else 0
-    seconds = [row.take(steps) for _ in range(rounds)] if trial else []
-    return None if None in seconds or not seconds else json.loads(figures) | {"seconds_a_step": seconds}
+def started(options, size, models, context):
+    """The rows of the first of these models, as many as the GPU has room for beside one another: one that takes steps, and the others at rest."""
+    rows = []
+    for model in models:
+        rows.append(Row(model, command(options, size, model, context), case=size, limit=options.row_limit))
+        rows[-1].wait_until_ready()
+        free = rows[-1].rest() if rows[-1].error is None else None
+        if free is not None and free < ROOM[0] * rows[-1].figures["peak_bytes"] + ROOM[1]:
+            break
+    return rows
 
 
-def cells_of(options, size, model, contexts, is_over):
-    """The cells of a process, each with its figures or its error; those that `is_over` leaves out have neither."""
-    row = Row(model, command(options, size, model, contexts[0]), case=size, limit=options.row_limit)
-    cells = []
-    try:
-        row.wait_until_ready()
-        for context in contexts:
-            if is_over():
-                break
-            found = cell_at(row, context, options.rounds, options.slot) if row.error is None else None
-            cells.append({"size": size, "model": model, "context": context, "error": row.error, **(found or {})})
-    finally:
-        row.end()
-    return cells
+def cells_at(rows, size, context, rounds, slot):
+    """The cells of a size's models at a context, with the seconds a step of each round, and with the others that they took turns with; or with an error."""
+    figures, steps = {}, {}
+
+    def take(row):
+        if row not in figures:
+            found = row.ask(f"context {context}", f"a step at {context}")
+            if found is None:
+                return None
+            figures[row] = json.loads(found)
+        trial = row.take(1)  # takes memory again
+        if trial is None:
+            return None
+        seconds = row.take(steps.setdefault(row, max(1, round(slot / trial))))
+        return seconds if seconds is not None and row.rest() is not None else None
+
+    times = times_in_turn([row for row in rows if row.error is None], rounds, take)
+    others = {row: [other.name for other in times if other is not row] for row in times}
+    return [{"size": size, "model": row.name, "context": context, "error": row.error,
+             **(figures[row] | {"seconds_a_step": times[row], "in_turn_with": others[row]} if row in times else {})} for row in rows]
 
 
 def begun(path, provenance):
@@ -89,8 +102,8 @@ def main():
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, help="each divides the tokens of a step, 32768")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--slot", type=float, default=0.4, help="seconds of a round")
-    parser.add_argument("--until", type=float, default=float("inf"), metavar="SECONDS", help="begin no cell after so long")
+    parser.add_argument("--slot", type=float, default=0.3, help="seconds of a process in a round")
+    parser.add_argument("--until", type=float, default=float("inf"), metavar="SECONDS", help="begin no context of a size after so long")
     parser.add_argument("--row-limit", type=float, default=120.0, metavar="SECONDS", help="for a process's first steps, and for any later answer")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "results/h200/training_grid.json")
     options = parser.parse_args()
@@ -111,17 +124,27 @@ def main():
     def is_there(cell):
         return any(found["error"] is None and (found["size"], found["model"], found["context"]) == cell for found in cells)
 
-    for size in options.sizes:  # a size's models soon after one another
-        for model in options.models:
-            left = [context for context in options.contexts if not is_there((size, model, context))]
-            if not left or is_over():
-                continue
-            for cell in cells_of(options, size, model, left, is_over):
-                cells.append(cell)
-                told = f"{cell['tokens'] / statistics.median(cell['seconds_a_step']):>10.0f} tokens/s" if cell["error"] is None else f"  {cell['error']}"
-                print(f"{time.monotonic() - start:6.1f} s  {size} {model:18}{cell['context']:>6}{told}", flush=True)
-            write_whole(options.output, json.dumps({**provenance, "rounds": options.rounds, "slot_seconds": options.slot, "cells": cells}, indent=1) + "\n")
-            write_whole(options.output.with_suffix(".md"), training_grid_page(options.output))
+    def add(found):
+        cells.extend(found)
+        for cell in found:
+            told = f"{cell['tokens'] / statistics.median(cell['seconds_a_step']):>10.0f} tokens/s" if cell["error"] is None else f"  {cell['error']}"
+            print(f"{time.monotonic() - start:6.1f} s  {cell['size']} {cell['model']:18}{cell['context']:>6}{told}", flush=True)
+        write_whole(options.output, json.dumps({**provenance, "rounds": options.rounds, "slot_seconds": options.slot, "cells": cells}, indent=1) + "\n")
+        write_whole(options.output.with_suffix(".md"), training_grid_page(options.output))
+
+    for size in options.sizes:
+        models = [model for model in options.models if not all(is_there((size, model, context)) for context in options.contexts)]
+        while models and not is_over():
+            left = [context for context in options.contexts if not all(is_there((size, model, context)) for model in models)]
+            rows = started(options, size, models, left[0])
+            try:
+                for context in left:
+                    if not is_over():
+                        add(cells_at([row for row in rows if not is_there((size, row.name, context))], size, context, options.rounds, options.slot))
+            finally:
+                for row in rows:
+                    row.end()
+            models = models[len(rows):]
     if any(cell["error"] for cell in cells):
         return 1
     return 0 if all(map(is_there, asked)) else CONTINUES

@@ -1,5 +1,5 @@
-"""The rows of tools/compare_training.py: processes that take training steps on command. A row that fails, or gives no answer in time, has an error, and the
-others go on.
+"""The rows of tools/compare_training.py and training_grid.py: processes that take training steps on command. A row that fails, or gives no answer in time,
+has an error, and the others go on.
 """
 import json
 import os
@@ -84,6 +84,11 @@ class Row:
             self.process.kill()
             return None
 
+    def rest(self):
+        """The bytes that are free on the GPU once it has given back what its next step takes again; None if the row fails."""
+        figures = self.ask("rest", "its memory")
+        return None if figures is None else json.loads(figures)["free_bytes"]
+
     def end(self):
         try:
             self.process.stdin.close()
@@ -97,17 +102,25 @@ class Row:
         self.log.close()
 
 
+def times_in_turn(rows, rounds, take):
+    """{row: its times}: `take(row)` of each row in every round, in a new random order; a row of which it is None is left out."""
+    times = {row: [] for row in rows}
+    for _ in range(rounds):
+        for row in random.sample(list(times), len(times)):
+            seconds = take(row)
+            if seconds is None:
+                del times[row]
+            else:
+                times[row].append(seconds)
+    return times
+
+
 def measure(rows, rounds, slot):
-    """Appends a time a round to each row that works: the seconds a step over about `slot` seconds, the rows in a new random order in every round."""
+    """Appends a time a round to each row that works: the seconds a step over about `slot` seconds, the rows in turn."""
     counts = {}
     for row in rows:
         seconds = row.take(2) if row.error is None else None
         if seconds is not None:
             counts[row] = max(1, round(slot / seconds))
-    for _ in range(rounds):
-        for row in random.sample(list(counts), len(counts)):
-            seconds = row.take(counts[row])
-            if seconds is None:
-                del counts[row]
-            else:
-                row.times.append(seconds)
+    for row, times in times_in_turn(counts, rounds, lambda row: row.take(counts[row])).items():
+        row.times += times

@@ -230,7 +230,8 @@ void add_bench(CLI::App& app, const Place&) {
                                     "A file for a trace of four steps, for chrome://tracing or Perfetto");
   auto* serve = command->add_flag("--serve", options->serve,
                                   "Take steps on command: a line \"go N\" on standard input takes N and prints their "
-                                  "seconds, \"losses N\" the loss of each, \"context N\" goes on with sequences of N");
+                                  "seconds, \"losses N\" the loss of each, \"context N\" goes on with sequences of N, "
+                                  "\"rest\" gives a GPU's memory back until the next step");
   command
       ->add_flag("--prompt", options->prompt,
                  "In place of a step: one prompt of --context tokens, read as evaluations read it; on a GPU its memory")

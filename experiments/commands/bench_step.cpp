@@ -16,7 +16,8 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int kWarmUp = 3;  // steps
+constexpr int kWarmUp = 3;        // steps
+constexpr size_t kAggregate = 0;  // of the allocator's statistics: all its pools
 constexpr const char* kText =
     "text";  // [n·B,T+1] int64, in the file of the weights: n batches, which the steps take in turn
 
@@ -107,7 +108,6 @@ std::pair<double, double> Step::figures() {
 }
 
 int64_t allocated_bytes(const torch::Device& device, bool peak) {
-  constexpr size_t kAggregate = 0;
   const auto of_device = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   const auto& stats = of_device.allocated_bytes[kAggregate];
   return peak ? stats.peak : stats.current;
@@ -137,6 +137,16 @@ nlohmann::json losses_of(Step& step, int64_t count) {
   return losses;
 }
 
+// Memory that steps have used goes back to the device; weights, moments and tokens stay.
+nlohmann::json at_rest(Step& step) {
+  const torch::Device device = step.model()->device();
+  if (!device.is_cuda()) return nlohmann::json::object();
+  c10::DeviceAllocator* const allocator = c10::getDeviceAllocator(device.type());
+  allocator->emptyCache();
+  return {{"held_bytes", allocator->getDeviceStats(device.index()).reserved_bytes[kAggregate].current},
+          {"free_bytes", allocator->getMemoryInfo(device.index()).first}};
+}
+
 }  // namespace
 
 void serve(Step& step) {
@@ -151,8 +161,10 @@ void serve(Step& step) {
     ready["peak_bytes"] = allocated_bytes(device, true);
   std::cout << "ready " << ready.dump() << std::endl;
   std::string word;
-  for (int64_t count; std::cin >> word >> count && count > 0;) {
-    if (word == "go") std::cout << step.timed(step.world().from_first(count)) << std::endl;
+  for (int64_t count; std::cin >> word;) {
+    if (word == "rest") std::cout << at_rest(step).dump() << std::endl;
+    else if (!(std::cin >> count) || count < 1) break;
+    else if (word == "go") std::cout << step.timed(step.world().from_first(count)) << std::endl;
     else if (word == "losses") std::cout << losses_of(step, count).dump() << std::endl;
     else if (word == "context") std::cout << at_context(step, count).dump() << std::endl;
     else break;

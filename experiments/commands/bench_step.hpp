@@ -71,6 +71,7 @@ int64_t allocated_bytes(const torch::Device& device, bool peak);
 ///   go N       takes N steps: their seconds
 ///   losses N   takes N steps: the loss of each
 ///   context N  sequences of N tokens from now on: their figures after a step, with the FLOPs a token, and those a second of one large product
+///   rest       keeps weights, moments and tokens alone, so that other processes have a GPU's memory: the bytes it holds, and those free
 /// The end of the input, or another line, ends it.
 void serve(Step& step);
 

@@ -116,6 +116,19 @@ class Training(unittest.TestCase):
                 self.assertGreater(product["candidates"], 0, product)
                 self.assertGreater(product["calls"], 1, product)
 
+    def test_bench_at_rest_holds_less_than_a_step_takes(self):
+        if DEVICE != "cuda":
+            self.skipTest("a CPU's memory is not counted")
+        shape = "--layers 2 --width 256 --heads 4 --context 512 --batch-tokens 32768 --set=vocabulary=1024 --set=compute_dtype=bfloat16".split()
+        run = subprocess.run([BINARY, "--threads", "1", "bench", "--serve", "--device", DEVICE, *shape], input="rest\nlosses 1\nrest\n",
+                             capture_output=True, text=True, timeout=300)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        ready, rest, losses, again = (json.loads(line.removeprefix("ready ")) for line in run.stdout.splitlines())
+        self.assertLess(rest["held_bytes"], ready["peak_bytes"] / 2)
+        self.assertLess(again["held_bytes"], ready["peak_bytes"] / 2)
+        self.assertGreater(rest["free_bytes"], 0)
+        self.assertGreater(losses[0], 0)
+
     def test_learns_on_two_gpus_as_on_one(self):
         if DEVICE != "cuda" or torch.cuda.device_count() < 2:
             self.skipTest(f"GPUs: expected 2, found {torch.cuda.device_count()}")

@@ -202,9 +202,10 @@ class Benchmarks(CommandTest):
         self.refused(2, "excludes", *self.call, "--prompt", "--processes", "2")
 
     def test_take_steps_on_command_at_one_context_after_the_other(self):
-        served = lethe(*self.call, "--serve", input="go 2\ncontext 16\nlosses 2\ncontext 64\ngo 1\nstop 1\ngo 1\n")
+        served = lethe(*self.call, "--serve", input="go 2\ncontext 16\nlosses 2\nrest\ncontext 64\ngo 1\nstop 1\ngo 1\n")
         self.assertEqual(served.returncode, 0, served.stderr)
-        ready, seconds, short, losses, long, last = served.stdout.splitlines()
+        ready, seconds, short, losses, rest, long, last = served.stdout.splitlines()
+        self.assertEqual(rest, "{}")  # memory is a GPU's
         self.assertTrue(ready.startswith("ready "))
         self.assertGreater(float(seconds), 0)
         self.assertGreater(float(last), 0)

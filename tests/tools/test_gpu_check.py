@@ -83,6 +83,22 @@ class Steps(ShellPrograms):
                 self.assertEqual(self.log("benchmark.log").count(f"gate on {gate}\n"), 2)
                 self.assertEqual("".join(sorted(re.findall(r"a script on (\d)\n", self.log("benchmark.log")))), scripts)
 
+    def test_at_most_six_racechecks_share_a_gpu(self):
+        self.script("bin/nproc", "echo 36")
+        self.script("bin/compute-sanitizer", f"""case "$2 $7" in racecheck*_racecheck)
+  mine={self.folder}/sharing.$CUDA_VISIBLE_DEVICES; mkdir -p $mine; touch $mine/$$; sleep 0.5; ls $mine | wc -l >>{self.folder}/shared; rm $mine/$$ ;;
+esac""")
+        for visible in ("0", "0,1"):
+            with self.subTest(visible):
+                (self.folder / "shared").write_text("")
+                run = subprocess.run([ROOT / "tools/gpu_check", "--without-benchmarks", self.folder / "build"], capture_output=True, text=True,
+                                     env=self.environment() | {"CUDA_VISIBLE_DEVICES": visible})
+                self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+                shared = [int(line) for line in (self.folder / "shared").read_text().split()]
+                self.assertEqual(len(shared), 16)
+                self.assertLessEqual(max(shared), 6)
+                self.assertGreater(max(shared), 2)
+
     def test_one_that_fails_fails_the_check_and_the_others_still_run(self):
         for name, label in (("build/test_cuda_forward", "gpu.forward"), ("bin/compute-sanitizer", "sanitizer"),
                             ("build/benchmark_cuda_kernels", "benchmark")):

@@ -65,14 +65,26 @@ def limits_table(path):
     return lines_of(path, text_of, list(MODELS.values()))
 
 
+def taken_apart(path):
+    """A line a size of which not all models took turns with one another: which did, and at which contexts."""
+    groups, found = {}, {}
+    for (size, context, model), cell in grid_cells(path).items():
+        groups.setdefault((size, context), {})[frozenset((model, *cell.get("in_turn_with", ())))] = None
+    for (size, context), several in groups.items():
+        if len(several) > 1:
+            words = "; ".join(" and ".join(name for model, name in MODELS.items() if model in group) for group in several)
+            found.setdefault((size, words), []).append(str(context))
+    return "".join(f"Not in turn: {size.upper()} at {', '.join(contexts)}, one after the other {words}.\n\n" for (size, words), contexts in found.items())
+
+
 def training_grid_page(path):
     found = read_json(path, ("cells", "rounds", "slot_seconds", "commit", "gpu", "driver", "torch", "date", "tokens_a_step"))
     failed = [f"{cell['size']} {cell['model']} {cell['context']}: {cell['error']}" for cell in found["cells"] if cell["error"]]
     return (
         f"# Training speed by size and context\n\n{training_grid_table(path)}\nA step is {found['tokens_a_step']} tokens in bfloat16, forward, backward, clipping and AdamW; "
-        f"a cell is the median of {found['rounds']} rounds of {found['slot_seconds']} s. FoX's gates are set by hand: seven heads of ten forget within tens of tokens. "
-        "What [trained gates](../nvidia-h200-gpu/savings.md) give at 125M is apart.\n\nThe share that the step's FLOPs, all pairs of its attention included, have of "
+        f"a cell is the median of {found['rounds']} rounds of {found['slot_seconds']} s, "
+        "the models of a line in turn in every round. FoX's gates are set by hand: seven heads of ten forget within tens of tokens. What [trained gates](../nvidia-h200-gpu/savings.md) give at 125M is apart.\n\nThe share that the step's FLOPs, all pairs of its attention included, have of "
         f"one large product's in the same time, and GiB at most:\n\n{limits_table(path)}\n"
-        + "".join(f"Failed: {failure}\n\n" for failure in failed)
+        + taken_apart(path) + "".join(f"Failed: {failure}\n\n" for failure in failed)
         + f"`tools/training_grid.py`; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"
     )

@@ -48,6 +48,7 @@ MUTANTS = generated(
 ) + generated(
     "segments",
     ("state_heads_chunk", "head_states", "order.chunks - 1 - n : n", swapped(": n", ": n + 1")),
+    ("state_handed_on", "sweep_grad_states", "join(); const int64_t segment", swapped("join();", "")),
 ) + generated(
     "layers",
     ("convolution_token", "short_convolution_kernel", "at.begin - W + i", swapped("W + i", "W + i + 1")),

@@ -284,8 +284,10 @@ class VectorGates(unittest.TestCase):
 
     def test_more_heads_than_places_equal_heads_alone(self):
         # Gradients begin beside the sweeps whose states they read: none may read one too early, of memory that holds NaN.
-        for call, rows in (("key gate", 64), ("both gates", 64), ("both gates", 32)):
-            tensors, directions = state_problem(torch.bfloat16, **(WIDE | dict(length=620, batch=16, heads=24, key_dim=rows))), []
+        # And of 32 rows or columns there is a CTA a head where heads are many, else one a chunk, which has the same bits.
+        for call, rows, columns in (("key gate", 64, 64), ("both gates", 64, 64), ("both gates", 32, 64), ("both gates", 64, 32), ("both gates", 24, 16)):
+            sizes = dict(length=620, batch=16, heads=24, key_dim=rows, value_dim=columns)
+            tensors, directions = state_problem(torch.bfloat16, **(WIDE | sizes)), []
             for repetition in range(3):
                 torch.full((1 << 28,), torch.nan, device=DEVICE)
                 whole = run_state(call, tensors, DEVICE, lambda *of_all: directions.extend(of_all) or of_all)
@@ -293,7 +295,7 @@ class VectorGates(unittest.TestCase):
                     alone = run_state(call, {name: tensor[b:b + 1] for name, tensor in tensors.items()}, DEVICE,
                                       lambda *_: [direction[b:b + 1] for direction in directions[:2]])
                     for name, actual in alone.items():
-                        with self.subTest(call, rows=rows, name=name, sequence=b, repetition=repetition):
+                        with self.subTest(call, rows=rows, columns=columns, name=name, sequence=b, repetition=repetition):
                             self.assertTrue(torch.equal(actual, whole[name][b:b + 1]))
 
     def test_keep_the_budget_over_thousands_of_tokens(self):

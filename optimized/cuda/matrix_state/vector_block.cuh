@@ -38,7 +38,8 @@ struct VectorBlock {
   float q[2][4], k[2][4], dq[2][4] = {}, dk[2][4] = {};
   /// Operands to the beginning of a run of 2, or its end: q times the gates since, k times those up to it; and to those of the eight.
   float query2[2][4], key2[2][4], query8[2][4], key8[2][4];
-  float y[2][4];  ///< the part of d log f that the block itself has
+  float y[2][4];       ///< the part of d log f that the block itself has
+  float common[2][2];  ///< of y, what a lane's two tokens have alike
 
   __device__ __forceinline__ explicit VectorBlock(int t) : t(t) {}
 
@@ -53,16 +54,21 @@ struct VectorBlock {
         const float up = (upper2 ? two : 1.0f) * (upper4 ? four : 1.0f),
                     down = (upper2 ? 1.0f : two) * (upper4 ? 1.0f : four);
         const int even = 2 * h, odd = 2 * h + 1;
-        query2[i][even] = q[i][even] * run[i].f[even];
-        query2[i][odd] = q[i][odd] * run[i].f[odd] * run[i].f[even];
-        key2[i][even] = k[i][even] * run[i].f[odd];
-        key2[i][odd] = k[i][odd];
+        multiply_two(i, h);
 #pragma unroll
         for (int j = even; j <= odd; ++j) {
           query8[i][j] = query2[i][j] * up;
           key8[i][j] = key2[i][j] * down;
         }
       }
+  }
+
+  /// Those of runs of 2 alone.
+  __device__ __forceinline__ void multiply_two() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) multiply_two(i, h);
   }
 
   /// Of each row, by lane, the sum of dq times q with the gates since the block began, or of dk times k with those up to its end.
@@ -86,15 +92,14 @@ struct VectorBlock {
     }
   }
 
-  /// Adds to dq, dk and y what the block's tokens have from each other.
+  /// Adds to dq, dk and y what the block's tokens have from each other, but for a lane's two tokens: neighbours() must follow.
   ///
   /// reads  diagonal, transposed: the block's own pairs as a right operand whose columns are its rows, and its columns
-  ///        unit(): what these are divided by; pairs: the chunk's PairRecord; m: the block's number in it
+  ///        unit(): what these are divided by
   template <typename Unit>
   __device__ __forceinline__ void halve(const EightMasks& masks, const uint32_t (&diagonal)[4],
-                                        const uint32_t (&transposed)[4], const Unit& unit, uint32_t pairs, int m) {
+                                        const uint32_t (&transposed)[4], const Unit& unit) {
     const bool upper2 = t & 1, upper4 = t & 2;
-    float common[2][2];  // of y, what a lane's two tokens have alike
     // Halves of 8: the block's second eight is the upper one.
     {
       float operand[2][4];
@@ -164,10 +169,16 @@ struct VectorBlock {
         dq[i][j] = upper2 ? own[i][j] : other[i][j];
         dk[i][j] = upper2 ? other[i][j] : own[i][j];
       }
-      // Pairs of neighbours, which are a lane's, and tokens with themselves.
+  }
+
+  /// The rest of it: pairs of neighbours, which are a lane's, and tokens with themselves. Reads q, k and f, and after halve() nothing else of the operands.
+  ///
+  /// with_itself_at: where the block's pairs of tokens with themselves are, in float
+  template <typename Unit>
+  __device__ __forceinline__ void neighbours(const uint32_t (&diagonal)[4], const Unit& unit, uint32_t with_itself_at) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float2 with_itself = ptx::load_floats(pairs + PairRecord::kDiagonal + (16 * m + 8 * i + 2 * t) * 4);
+      const float2 with_itself = ptx::load_floats(with_itself_at + (8 * i + 2 * t) * 4);
       const uint32_t of_row =
           __shfl_sync(kEveryLane, diagonal[3 * i], 9 * t + 4);  // row 2t + 1, columns 2t and the next
       const float pair = unpack<Element>(of_row).x * unit();
@@ -195,6 +206,13 @@ struct VectorBlock {
   }
 
  private:
+  __device__ __forceinline__ void multiply_two(int i, int h) {
+    const int even = 2 * h, odd = 2 * h + 1;
+    query2[i][even] = q[i][even] * run[i].f[even];
+    query2[i][odd] = q[i][odd] * run[i].f[odd] * run[i].f[even];
+    key2[i][even] = k[i][even] * run[i].f[odd];
+    key2[i][odd] = k[i][odd];
+  }
   __device__ __forceinline__ static float pair_sum(const float (&x)[4], const float (&y)[4], int h) {
     return x[2 * h] * y[2 * h] + x[2 * h + 1] * y[2 * h + 1];
   }

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "optimized/cuda/check.hpp"
+#include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/families.hpp"
 #include "optimized/cuda/matrix_state/vector_pairs.cuh"
 #include "optimized/cuda/matrix_state/vector_side_states.cuh"
@@ -218,23 +219,30 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
 int panels_of(int64_t channels) { return static_cast<int>((channels + 31) / 32); }
 bool both_in_one(const Shape& shape) { return panels_of(shape.key_dim) + panels_of(shape.value_dim) <= 3; }
 
-// Whether a multiprocessor has place for two CTAs of so much shared memory.
-bool two_fit(int bytes) {
+// How many CTAs of so much shared memory a multiprocessor has place for.
+int places(int bytes) {
   int device, all;
   cuda_check(cudaGetDevice(&device), "matrix state: shared memory");
   cuda_check(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
              "matrix state: shared memory");
-  return 2 * (bytes + 1024) <= all;
+  return all / (bytes + 1024);
 }
 
-struct StatesOfBoth {
-  uint4 *states, *grad_states;
-  float *sums, *totals;
+int64_t side_chunks_of(const Shape& shape) { return (shape.key_length + kSideTokens - 1) / kSideTokens; }
 
-  StatesOfBoth(Workspace& memory, const Shape& shape) {
+// Whether vector_sides has a CTA a head, or one a chunk: where there are two heads a multiprocessor at least, of three for which there is place.
+bool whole_heads_of(const Shape& shape) { return shape.batch * shape.heads >= 2 * multiprocessors(); }
+
+struct StatesOfBoth {
+  uint4 *states, *grad_states = nullptr;
+  float *sums = nullptr, *totals = nullptr;
+
+  StatesOfBoth(Workspace& memory, const Shape& shape, bool whole_heads) {
     const int64_t panels[] = {panels_of(shape.key_dim), panels_of(shape.value_dim)},
-                  chunks = shape.batch * shape.heads * chunks_of(shape), blocks = chunks * 4 * panels[0] * panels[1];
+                  chunks = shape.batch * shape.heads * side_chunks_of(shape),
+                  blocks = chunks * 4 * panels[0] * panels[1];
     states = memory.take<uint4>(blocks * 32);
+    if (whole_heads) return;
     grad_states = memory.take<uint4>(blocks * 32);
     sums = memory.take<float>(blocks * 32 * 8);
     totals = memory.take<float>(chunks * 32 * (panels[0] + panels[1]));
@@ -243,10 +251,12 @@ struct StatesOfBoth {
 
 template <int kRowPanels, int kColumnPanels>
 bool launch_both(const MatrixStateBackward& a, Workspace& memory) {
-  constexpr int kBytes = VectorSidesShared<kRowPanels, kColumnPanels>::kBytes,
-                kThreads = 64 * (kRowPanels + kColumnPanels);
-  if (!two_fit(kBytes)) return false;
-  const StatesOfBoth between(memory, a.shape);
+  using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;
+  constexpr int kThreads = 64 * (kRowPanels + kColumnPanels);
+  if (places(Shared::kWholeBytes) < 2) return false;
+  const int64_t heads = a.shape.batch * a.shape.heads;
+  const bool whole_heads = whole_heads_of(a.shape);
+  const StatesOfBoth between(memory, a.shape, whole_heads);
   VectorSideStatesArguments s{};
   s.sides[0] = {
       a.query, a.key, a.key_gate, a.grad_query, a.grad_key, a.grad_key_gate, static_cast<int>(a.shape.key_dim)};
@@ -268,11 +278,28 @@ bool launch_both(const MatrixStateBackward& a, Workspace& memory) {
   s.grad_states = between.grad_states;
   s.sums = between.sums;
   s.totals = between.totals;
-  const int64_t heads = a.shape.batch * a.shape.heads;
-  run(vector_side_states<kRowPanels, kColumnPanels>, heads, kThreads,
-      VectorSideStatesShared<kRowPanels, kColumnPanels>::kBytes, s, false, a.stream);
-  const VectorSidesArguments p{{s.sides[0], s.sides[1]}, s.length, s.batch, s.heads, s.scale, s.states, s.grad_states};
-  run(vector_sides<kRowPanels, kColumnPanels>, heads * chunks_of(a.shape), kThreads, kBytes, p, true, a.stream);
+  const VectorSidesArguments p{{s.sides[0], s.sides[1]},
+                               s.length,
+                               s.batch,
+                               s.heads,
+                               s.scale,
+                               s.states,
+                               s.grad_states,
+                               s.grad_last,
+                               s.grad_initial};
+  const auto launch_states = [&](auto both) {
+    constexpr bool kBoth = decltype(both)::value;
+    run(vector_side_states<kRowPanels, kColumnPanels, kBoth>, heads, kThreads,
+        VectorSideStatesShared<kRowPanels, kColumnPanels, kBoth>::kBytes, s, false, a.stream);
+  };
+  if (whole_heads) {
+    launch_states(std::false_type{});
+    run(vector_sides<kRowPanels, kColumnPanels, true>, heads, kThreads, Shared::kWholeBytes, p, true, a.stream);
+  } else {
+    launch_states(std::true_type{});
+    run(vector_sides<kRowPanels, kColumnPanels, false>, heads * side_chunks_of(a.shape), kThreads, Shared::kBytes, p,
+        true, a.stream);
+  }
   return true;
 }
 
@@ -290,7 +317,7 @@ size_t vector_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
   BothSides(memory, shape, form.value_gate, true);
   Workspace of_both(nullptr);
-  if (form.value_gate && both_in_one(shape)) StatesOfBoth(of_both, shape);
+  if (form.value_gate && both_in_one(shape)) StatesOfBoth(of_both, shape, whole_heads_of(shape));
   return std::max({memory.bytes(), of_both.bytes(), size_t{256}});
 }
 

@@ -352,8 +352,9 @@ struct VectorRows {
       uint32_t diagonal[4], transposed[4];
       load_pairs(m, m, diagonal);
       load_pairs_transposed(m, m, transposed);
-      block.halve(
-          masks, diagonal, transposed, [&] { return unit_of(m); }, pairs, m);
+      const auto unit = [&] { return unit_of(m); };
+      block.halve(masks, diagonal, transposed, unit);
+      block.neighbours(diagonal, unit, pairs + PairRecord::kDiagonal + kBlock * m * 4);
       // To the places of the gates, q and k, whose 16 rows this warp alone reads.
       __syncwarp();
 #pragma unroll

@@ -1,10 +1,14 @@
 #pragma once
-// What a warp of vector_sides.cuh makes of its 16 channels, and of the products of both warps' or all four.
+// What a warp of vector_sides.cuh makes of its 16 channels.
 
 #include "optimized/cuda/matrix_state/vector_block.cuh"
 #include "optimized/cuda/matrix_state/vector_chunk.cuh"
+#include "optimized/cuda/ptx/eights.cuh"
 
 namespace lethe::matrix_state {
+
+constexpr int kSideTokens = 32;  ///< of a chunk
+constexpr int kSideBlocks = kSideTokens / kBlock;
 
 /// One side: its operands and gates, [B, T, H, channels], and its gradients, contiguous.
 struct VectorSide {
@@ -19,21 +23,30 @@ struct VectorSidesArguments {
   int64_t length;
   int batch, heads;
   float scale;
-  const uint4 *states, *grad_states;  ///< of vector_side_states: S before each chunk and R after it
+  /// Of vector_side_states: S before each chunk and R after it, of which whole heads read the first alone
+  const uint4 *states, *grad_states;
+  /// Of whole heads, [B, H, rows, columns]; null: zeros, and not wanted
+  const float* grad_last;
+  float* grad_initial;
 };
 
 template <int kRowPanels, int kColumnPanels>
 struct VectorSidesShared {
   static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kPanel = 32;
-  static constexpr int kTile = kTokens * kPanel * 2;
-  /// a and b, tokens by channels, then E ∘ a and D_C ∘ b; logarithms of gates, then gates, then d log f; three halvings' operands, channels by tokens.
+  static constexpr int kTile = kSideTokens * kPanel * 2;
+  /// a and b, tokens by channels, then E ∘ a and D_C ∘ b; logarithms of gates, then gates, then d log f; three halvings' operands, channels by tokens, then two
+  /// and E ∘ a in float16.
   static constexpr int kRight = kPanels * kTile, kGates = 2 * kRight, kOperands = 2 * kGates,
                        kOperand = kPanels * kTile;
-  /// Of each side B and its diagonal, as PairRecord has them; S and R, rows by columns; E_C; products of eights, then sums.
-  static constexpr int kPairs = kOperands + 3 * kOperand, kPairBytes = PairRecord::kUnits,
-                       kStates = kPairs + 2 * kPairBytes, kColumns = kColumnPanels * kPanel,
-                       kState = kRowPanels * kPanel * kColumns * 2, kTotals = kStates + 2 * kState,
-                       kProducts = kTotals + kPanels * kPanel * 4, kBytes = kProducts + kWarps * 4 * 128;
+  /// Of each side B and its diagonal; S and R, blocks of rows by columns, and the same blocks transposed; E_C; products of eights, then sums; what E ∘ a in float16 is divided by.
+  static constexpr int kPairs = kOperands + 3 * kOperand, kDiagonal = kSideTokens * kSideTokens * 2,
+                       kPairBytes = kDiagonal + kSideTokens * 4, kStates = kPairs + 2 * kPairBytes,
+                       kColumns = kColumnPanels * kPanel, kState = kRowPanels * kPanel * kColumns * 2,
+                       kTransposed = kStates + 2 * kState, kTotals = kTransposed + 2 * kState,
+                       kProducts = kTotals + kPanels * kPanel * 4, kUnits = kProducts + kWarps * kSideBlocks * 128,
+                       kRest = kUnits + (kWarps * 4 + 15) / 16 * 16;
+  /// Of whole heads R in float, a block of 16 by 16 after the other.
+  static constexpr int kSums = kRest, kBytes = kRest, kWholeBytes = kSums + 2 * kState;
 };
 
 /// Byte offset of the gate of a token and one of a panel's channels: as gate_offset.
@@ -41,23 +54,22 @@ __device__ __forceinline__ uint32_t side_gate_offset(int token, int channel) {
   return (token * 32 + (channel ^ (token >> 1 & 3) << 3)) * 4;
 }
 
-/// One of a panel's two warps copies a, b and the gates of half of a chunk's tokens.
-template <typename Shared>
+/// One of a panel's two warps copies a, where it is wanted, b and the gates of half of a chunk's tokens.
+template <typename Shared, bool kLeft = true>
 __device__ __forceinline__ void load_side(const VectorSide& from, const RowTile& place, int64_t length, uint32_t shared,
                                           int panel, int half, int lane) {
+  static_assert(kSideBlocks == 2);
   const uint32_t tile = shared + panel * Shared::kTile, gates = shared + Shared::kGates + panel * (2 * Shared::kTile);
-#pragma unroll 1
-  for (int block = 2 * half; block < 2 * half + 2; ++block) {
-    const int64_t first = place.first() + kBlock * block;
+  const int64_t first = static_cast<int64_t>(place.chunk) * kSideTokens + kBlock * half;
+  if constexpr (kLeft)
     copy_rows<2, 4>(from.left, place, first, length, place.row, from.channels, lane,
-                    tile_rows<32>(tile, kBlock * block));
-    copy_rows<2, 4>(from.right, place, first, length, place.row, from.channels, lane,
-                    tile_rows<32>(tile + Shared::kRight, kBlock * block));
-    copy_rows<4, 8>(from.gate, place, first, length, place.row, from.channels, lane,
-                    [&](int row, int piece, int further) {
-                      return gates + side_gate_offset(kBlock * block + row + further, 4 * piece);
-                    });
-  }
+                    tile_rows<32>(tile, kBlock * half));
+  copy_rows<2, 4>(from.right, place, first, length, place.row, from.channels, lane,
+                  tile_rows<32>(tile + Shared::kRight, kBlock * half));
+  copy_rows<4, 8>(from.gate, place, first, length, place.row, from.channels, lane,
+                  [&](int row, int piece, int further) {
+                    return gates + side_gate_offset(kBlock * half + row + further, 4 * piece);
+                  });
 }
 
 /// Where a warp is: its head and chunk, its side, and its 16 channels.
@@ -69,18 +81,21 @@ struct SideWarp {
   int warp, lane, panel, side, half;
   RowTile place;
 
-  __device__ __forceinline__ SideWarp(const VectorSidesArguments& p, uint32_t shared)
+  /// Of a CTA a chunk, or a CTA a head that begins with the last one.
+  __device__ __forceinline__ SideWarp(const VectorSidesArguments& p, uint32_t shared, bool whole_head)
       : p(p), shared(shared), warp(__shfl_sync(kEveryLane, threadIdx.x / 32, 0)), lane(threadIdx.x % 32),
         panel(warp / 2), side(panel >= kRowPanels), half(warp % 2) {
     const unsigned heads = p.batch * p.heads, head = blockIdx.x % heads;
+    const int chunks = static_cast<int>((p.length + kSideTokens - 1) / kSideTokens);
     place = {head,
              head / p.heads,
              head % p.heads,
              head,
              (panel - side * kRowPanels) * Shared::kPanel,
-             static_cast<int>((p.length + kTokens - 1) / kTokens),
-             static_cast<int>(blockIdx.x / heads)};
+             chunks,
+             whole_head ? chunks - 1 : static_cast<int>(blockIdx.x / heads)};
   }
+  __device__ __forceinline__ int64_t first_token() const { return static_cast<int64_t>(place.chunk) * kSideTokens; }
   /// Panels of a side, and the first of them.
   __device__ __forceinline__ static int panels_of(int side) { return side ? kColumnPanels : kRowPanels; }
   __device__ __forceinline__ static int first_panel(int side) { return side ? kRowPanels : 0; }
@@ -93,7 +108,8 @@ struct SideWarp {
            ptx::swizzled_chunk<Shared::kPanel>(lane % 8 + lane / 16 * 8, 2 * half + lane / 8 % 2);
   }
   __device__ __forceinline__ uint32_t channels_at(int level) const {
-    return shared + Shared::kOperands + level * Shared::kOperand + panel * Shared::kTile + 16 * half * (kTokens * 2);
+    return shared + Shared::kOperands + level * Shared::kOperand + panel * Shared::kTile +
+           16 * half * (kSideTokens * 2);
   }
   /// Where the gate of token 8·eight + 2t + j % 2 and channel g + 8·(j / 2) is.
   __device__ __forceinline__ uint32_t gate_at(int eight, int j) const {
@@ -102,7 +118,7 @@ struct SideWarp {
            side_gate_offset(2 * t, 16 * half + g + 8 * (j / 2)) + (8 * eight + j % 2) * (Shared::kPanel * 4);
   }
   __device__ __forceinline__ uint32_t products_at(int m, int h) const {
-    return shared + Shared::kProducts + (warp * 4 + m) * 128 + (lane / 4 + 8 * h) * 8;
+    return shared + Shared::kProducts + (warp * kSideBlocks + m) * 128 + (lane / 4 + 8 * h) * 8;
   }
 
   __device__ __forceinline__ void load() const {
@@ -110,11 +126,30 @@ struct SideWarp {
   }
 };
 
-/// S and R of the chunk: from vector_side_states' registers to shared memory, 16 rows by 16 columns after the other, a column of such blocks after the other.
+/// S and R of a chunk, as the registers of blocks of 16 by 16 hold them, in shared memory for both sides: a column of such blocks after the other.
 template <int kRowPanels, int kColumnPanels>
+struct SideBlocks {
+  using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;
+  static constexpr int kSteps = 2 * kColumnPanels, kOne = 2 * kRowPanels * kSteps;
+
+  /// Where block `of` of S (0) or R (1) begins.
+  __device__ __forceinline__ static uint32_t place(uint32_t shared, int which, int of) {
+    return shared + Shared::kStates + which * Shared::kState + (of % kSteps * (2 * kRowPanels) + of / kSteps) * 512;
+  }
+  __device__ __forceinline__ static void store(uint32_t to, int lane, uint4 four) {
+    const uint32_t packed[4] = {four.x, four.y, four.z, four.w};
+    ptx::store_fragments(to + pair_piece(lane % 16, lane / 16), packed);
+    ptx::store_fragments_transposed(
+        to + (Shared::kTransposed - Shared::kStates) + pair_piece(lane % 8 + lane / 16 * 8, lane / 8 % 2), packed);
+  }
+};
+
+/// S, and but for whole heads R, of a chunk: from global to shared memory.
+template <int kRowPanels, int kColumnPanels, bool kWholeHeads>
 struct StateCopies {
   using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;
-  static constexpr int kSteps = 2 * kColumnPanels, kOne = 2 * kRowPanels * kSteps, kAll = 2 * kOne,
+  using Blocks = SideBlocks<kRowPanels, kColumnPanels>;
+  static constexpr int kOne = Blocks::kOne, kAll = kWholeHeads ? kOne : 2 * kOne,
                        kEach = (kAll + Shared::kWarps - 1) / Shared::kWarps;
   const VectorSidesArguments& p;
   const SideWarp<kRowPanels, kColumnPanels>& at;
@@ -131,18 +166,26 @@ struct StateCopies {
   __device__ __forceinline__ void store() const {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int n = at.warp + i * Shared::kWarps, of = n % kOne;
-      if (n >= kAll) continue;
-      const uint32_t to = at.shared + Shared::kStates + n / kOne * Shared::kState +
-                          (of % kSteps * (2 * kRowPanels) + of / kSteps) * 512 + at.lane % 4 * 4;
-      const int g = at.lane / 4;
-      ptx::store_word(to + pair_piece(g, 0), fours[i].x);
-      ptx::store_word(to + pair_piece(g + 8, 0), fours[i].y);
-      ptx::store_word(to + pair_piece(g, 1), fours[i].z);
-      ptx::store_word(to + pair_piece(g + 8, 1), fours[i].w);
+      const int n = at.warp + i * Shared::kWarps;
+      if (n < kAll) Blocks::store(Blocks::place(at.shared, n / kOne, n % kOne), at.lane, fours[i]);
     }
   }
 };
+
+/// What a warp's operand x is divided by, so that it comes up to 2^13 in float16 (to 2^15 from 2^125 on) and numbers 2^-26 times as large keep all their bits:
+/// a power of two, not below 2^-92, by which sums are divided. Gates then only make it less, which below 2^-36 of the largest is lost.
+__device__ __forceinline__ float side_unit(const uint32_t (&x)[kSideBlocks][4]) {
+  uint32_t most = 0, least = 0;
+#pragma unroll
+  for (int i = 0; i < 4 * kSideBlocks; ++i) {
+    asm("max.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(x[i / 4][i % 4]));
+    asm("min.bf16x2 %0, %0, %1;" : "+r"(least) : "r"(x[i / 4][i % 4]));
+  }
+  const float2 above = unpack<__nv_bfloat16>(most), below = unpack<__nv_bfloat16>(least);
+  const float largest = fmaxf(fmaxf(above.x, above.y), -fminf(below.x, below.y));
+  const uint32_t of_all = __reduce_max_sync(kEveryLane, __float_as_uint(largest));
+  return power_below(fmaxf(__uint_as_float(of_all), 0x1p-80f)) * 0x1p-12f;
+}
 
 /// The warp's channels: a and b of token 16m + 8i + 2t and the next, channel g + 8h, at [m][h + 2i]; and their operands.
 template <int kRowPanels, int kColumnPanels>
@@ -151,31 +194,31 @@ struct SideOperands {
   using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;
   const VectorSidesArguments& p;
   const SideWarp<kRowPanels, kColumnPanels>& at;
-  uint32_t left[4][4], right[4][4];
-  float gates[8][4], up[8][2],
-      down[8]
-          [2];  ///< of each eight; the factor of its tokens from their run of 2 to the eight's beginning, and to its end
+  uint32_t left[kSideBlocks][4], right[kSideBlocks][4];
+  /// Of each eight; the factor of its tokens from their run of 2 to the eight's beginning, and to its end.
+  float up[2 * kSideBlocks][2], down[2 * kSideBlocks][2];
 
+  __device__ __forceinline__ void load(int m) {
+    const uint32_t from = at.tokens_at() + 16 * m * (Shared::kPanel * 2);
+    ptx::load_matrices_transposed(left[m], from);
+    ptx::load_matrices_transposed(right[m], from + Shared::kRight);
+  }
+  /// a and b once more, before another warp may write over them: kept, they would take 16 registers.
   __device__ __forceinline__ void load() {
-    const uint32_t from = at.tokens_at();
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      ptx::load_matrices_transposed(left[m], from + 16 * m * (Shared::kPanel * 2));
-      ptx::load_matrices_transposed(right[m], from + 16 * m * (Shared::kPanel * 2) + Shared::kRight);
-    }
+    for (int m = 0; m < kSideBlocks; ++m) load(m);
   }
 
-  /// Where the lane's part of the first operand is, of channel g and the first eight; and that of another eight.
+  /// Of the lane, for stores of 16 channels by 16 tokens: where the first operand's first block is.
   __device__ __forceinline__ uint32_t operand_at() const {
-    return at.channels_at(0) + ptx::swizzled_chunk<kTokens>(at.lane / 4, 0) + at.lane % 4 * 4;
+    return at.channels_at(0) + ptx::swizzled_chunk<kSideTokens>(at.lane % 16, at.lane / 16);
   }
-  __device__ __forceinline__ static uint32_t eights_right(uint32_t address, int eight) { return address ^ eight << 4; }
 
   /// The products of the chunk's eights.
   __device__ __forceinline__ ChunkProducts products() const {
     ChunkProducts runs;
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
+    for (int m = 0; m < kSideBlocks; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 two = ptx::load_floats(at.products_at(m, h));
@@ -192,15 +235,17 @@ struct SideOperands {
     const uint32_t operands = operand_at();
     float totals[2] = {1.0f, 1.0f};
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
+    for (int m = 0; m < kSideBlocks; ++m) {
+      load(m);
       EightGates run[2];
+      uint32_t halves[3][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int eight = 2 * m + i;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const uint32_t gate = at.gate_at(eight, j);
-          gates[eight][j] = run[i].f[j] = exp2_approximate(kLog2e * __uint_as_float(ptx::load_word(gate)));
+          run[i].f[j] = exp2_approximate(kLog2e * __uint_as_float(ptx::load_word(gate)));
           ptx::store_word(gate, __float_as_uint(run[i].f[j]));
         }
         run[i].multiply();
@@ -213,16 +258,16 @@ struct SideOperands {
           const float2 a = unpack<Element>(left[m][h + 2 * i]), b = unpack<Element>(right[m][h + 2 * i]);
           const float near = upper4 ? up2 : down2, odd = a.y * f1;
           const float2 first = {a.x * f0, odd * f0}, last = {b.x * f1, b.y};
-          const uint32_t to = eights_right(operands, eight) + h * 1024;
-          const auto keep = [&](int level, float x, float y) {
-            ptx::store_word(to + level * Shared::kOperand, pack<Element>(x, y));
-          };
+          const auto keep = [&](int level, float x, float y) { halves[level][h + 2 * i] = pack<Element>(x, y); };
           keep(0, (upper4 ? first.x : last.x) * near, (upper4 ? first.y : last.y) * near);
           keep(1, upper2 ? first.x : last.x, upper2 ? first.y : last.y);
           keep(2, b.x, odd);
           totals[h] *= run[i].eight[h];
         }
       }
+#pragma unroll
+      for (int level = 0; level < 3; ++level)
+        ptx::store_fragments(steps_right<kSideTokens>(operands, m) + level * Shared::kOperand, halves[level]);
       if (t == 0) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) ptx::store_floats(at.products_at(m, h), run[0].eight[h], run[1].eight[h]);
@@ -230,157 +275,55 @@ struct SideOperands {
     }
     if (t < 2)
       ptx::store_word(at.shared + Shared::kTotals + (at.panel * Shared::kPanel + 16 * at.half + g + 8 * t) * 4,
-                      __float_as_uint(totals[t]));
+                      __float_as_uint(t ? +totals[1] : +totals[0]));
   }
 
-  /// The operands of halves of 32, 16 and 8 tokens; scale E ∘ a and D_C ∘ b, channels by tokens, in the places of a and b.
+  /// The operands of halves of 16 and 8 tokens; scale E ∘ a and D_C ∘ b, channels by tokens, in the places of a and b; of whole heads E ∘ a in float16 as well,
+  /// divided by a unit.
+  template <bool kWholeHeads>
   __device__ __forceinline__ void beyond_eights() const {
     const uint32_t operands = operand_at();
     const ChunkProducts runs = products();
+    const auto gate = [&](int eight, int j) { return __uint_as_float(ptx::load_word(at.gate_at(eight, j))); };
+    float inverse = 0.0f;
+    if constexpr (kWholeHeads) {
+      const float unit = side_unit(left);
+      inverse = inverse_of_power(unit);
+      if (at.lane == 0) ptx::store_word(at.shared + Shared::kUnits + at.warp * 4, __float_as_uint(unit));
+    }
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
+    for (int m = 0; m < kSideBlocks; ++m) {
+      uint32_t of_16[4], of_8[4], to_begin_of_all[4], to_end_of_all[4], in_half[4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int eight = 2 * m + i;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float f0 = gates[eight][2 * h], f1 = gates[eight][2 * h + 1], to_begin = f0 * up[eight][h],
+          const float f0 = gate(eight, 2 * h), f1 = gate(eight, 2 * h + 1), to_begin = f0 * up[eight][h],
                       to_end = down[eight][h];
           const float2 a = product(unpack<Element>(left[m][h + 2 * i]), {to_begin, to_begin * f1}),
                        b = product(unpack<Element>(right[m][h + 2 * i]), {to_end * f1, to_end});
-          const uint32_t to = eights_right(operands, 2 * m + i) + h * 1024;
-          const auto keep = [&](int further, float2 x, float factor) {
-            ptx::store_word(to + further, pack<Element>(x.x * factor, x.y * factor));
+          const auto keep = [&](uint32_t(&to)[4], float2 x, float factor) {
+            to[h + 2 * i] = pack<Element>(x.x * factor, x.y * factor);
           };
-          keep(0, m / 2 ? a : b, m / 2 ? runs.up32(m, i, h) : runs.down32(m, i, h));
-          keep(Shared::kOperand, m % 2 ? a : b, m % 2 ? runs.up16(m, i, h) : runs.down16(m, i, h));
-          keep(2 * Shared::kOperand, i ? a : b, 1.0f);
-          keep(-Shared::kOperands, a, p.scale * runs.up64(m, i, h));
-          keep(Shared::kRight - Shared::kOperands, b, runs.down64(m, i, h));
+          keep(of_16, m ? a : b, m ? runs.up16(m, i, h) : runs.down16(m, i, h));
+          keep(of_8, i ? a : b, 1.0f);
+          const float from_begin = runs.up32(m, i, h);
+          keep(to_begin_of_all, a, p.scale * from_begin);
+          keep(to_end_of_all, b, runs.down32(m, i, h));
+          if constexpr (kWholeHeads) {
+            const float factor = inverse * from_begin;
+            in_half[h + 2 * i] = pack<__half>(a.x * factor, a.y * factor);
+          }
         }
       }
-  }
-};
-
-/// B of the warp's side: of a block of 16 rows, or of two where the side has one panel.
-template <int kRowPanels, int kColumnPanels>
-struct SidePairs {
-  using Element = __nv_bfloat16;
-  using Warp = SideWarp<kRowPanels, kColumnPanels>;
-  using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;
-  static constexpr int kMaxPanels = kRowPanels > kColumnPanels ? kRowPanels : kColumnPanels;
-  const VectorSidesArguments& p;
-  const Warp& at;
-
-  /// Calls work with the warp's blocks.
-  template <typename Work>
-  __device__ __forceinline__ void each(Work work) const {
-    const int warps = 2 * Warp::panels_of(at.side), own = at.warp - 2 * Warp::first_panel(at.side);
-    work(own);
-    if (warps == 2) work(3 - own);
-  }
-  /// Calls work with the byte offsets of each 16 channels of the side, from its first tile on: in tiles of channels by tokens, and of tokens by channels.
-  template <typename Work>
-  __device__ __forceinline__ void each_step(Work work) const {
-#pragma unroll
-    for (int panel = 0; panel < kMaxPanels; ++panel) {
-      if (panel >= Warp::panels_of(at.side)) break;
-#pragma unroll
-      for (int k = 2 * panel; k < 2 * panel + 2; ++k) work(panel * Shared::kTile + k % 2 * 16 * (kTokens * 2), k);
+      const uint32_t to = steps_right<kSideTokens>(operands, m);
+      ptx::store_fragments(to, of_16);
+      ptx::store_fragments(to + Shared::kOperand, of_8);
+      ptx::store_fragments(to - Shared::kOperands, to_begin_of_all);
+      ptx::store_fragments(to + Shared::kRight - Shared::kOperands, to_end_of_all);
+      if constexpr (kWholeHeads) ptx::store_fragments(to + 2 * Shared::kOperand, in_half);
     }
-  }
-  __device__ __forceinline__ uint32_t side_tile() const {
-    return at.shared + Warp::first_panel(at.side) * Shared::kTile;
-  }
-  /// As left operand the four registers are rows, as right ones columns of the two eights.
-  __device__ __forceinline__ void load_operand(int level, int step, int block, uint32_t (&to)[4]) const {
-    const uint32_t from = side_tile() + Shared::kOperands + level * Shared::kOperand +
-                          ptx::swizzled_chunk<kTokens>(at.lane % 8 + at.lane / 16 * 8, at.lane / 8 % 2);
-    ptx::load_matrices_transposed(to, steps_right<kTokens>(from, block) + step);
-  }
-  __device__ __forceinline__ void put(int row, int piece, float x, float y) const {
-    ptx::store_word(at.pairs_of(at.side) + ptx::swizzled_chunk<kTokens>(row, piece) + at.lane % 4 * 4,
-                    pack<Element>(x * p.scale, y * p.scale));
-  }
-
-  /// Pairs of tokens in one eight, and the tokens with themselves.
-  __device__ __forceinline__ void within_eights() const {
-    const int g = at.lane / 4, t = at.lane % 4;
-    const int halving[2] = {halving_of(g, 2 * t), halving_of(g, 2 * t + 1)};
-    each([&](int block) {
-      float near[2] = {}, far[2] = {};
-      const auto select = [&](int which, const float(&low)[4], const float(&high)[4]) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          near[e] = halving[e] == which ? low[e] : near[e];
-          far[e] = halving[e] == which ? high[2 + e] : far[e];
-        }
-      };
-#pragma unroll
-      for (int level = 0; level < 3; ++level) {
-        float low[4] = {}, high[4] = {};
-        each_step([&](int step, int) {
-          uint32_t x[4];
-          load_operand(level, step, block, x);
-          ptx::multiply_add<Element>(low, x, x[0], x[2]);
-          ptx::multiply_add<Element>(high, x, x[1], x[3]);
-        });
-        select(4 >> level, low, high);
-      }
-      {
-        float low[4] = {}, high[4] = {};
-        each_step([&](int, int k) {
-          uint32_t left[4], right[4];
-          const uint32_t from =
-              steps_right<Shared::kPanel>(
-                  side_tile() + ptx::swizzled_chunk<Shared::kPanel>(16 * block + at.lane % 16, at.lane / 16), k % 2) +
-              k / 2 * Shared::kTile;
-          ptx::load_matrices(left, from);
-          ptx::load_matrices(right, from + Shared::kRight);
-          ptx::multiply_add<Element>(low, left, right[0], right[2]);
-          ptx::multiply_add<Element>(high, left, right[1], right[3]);
-        });
-        select(0, low, high);
-      }
-      if (g / 2 == t) {
-        const uint32_t diagonal = at.pairs_of(at.side) + PairRecord::kDiagonal + (kBlock * block + g) * 4;
-        ptx::store_word(diagonal, __float_as_uint(p.scale * (g % 2 ? near[1] : near[0])));
-        ptx::store_word(diagonal + 32, __float_as_uint(p.scale * (g % 2 ? far[1] : far[0])));
-      }
-      put(kBlock * block + g, 2 * block, near[0], near[1]);
-      put(kBlock * block + g, 2 * block + 1, 0.0f, 0.0f);
-      put(kBlock * block + g + 8, 2 * block + 1, far[0], far[1]);
-    });
-  }
-
-  /// Pairs of the block with the blocks before it, and of its two eights.
-  __device__ __forceinline__ void beyond_eights() const {
-    const int g = at.lane / 4;
-    each([&](int block) {
-#pragma unroll 1
-      for (int c = 0; c < block; ++c) {
-        const int level = c / 2 == block / 2 ? 1 : 0;
-        float sums[2][4] = {};
-        each_step([&](int step, int) {
-          uint32_t left[4], right[4];
-          load_operand(level, step, block, left);
-          load_operand(level, step, c, right);
-          ptx::multiply_add<Element>(sums[0], left, right[0], right[2]);
-          ptx::multiply_add<Element>(sums[1], left, right[1], right[3]);
-        });
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) put(kBlock * block + g + 8 * e, 2 * c + i, sums[i][2 * e], sums[i][2 * e + 1]);
-      }
-      float low[4] = {};
-      each_step([&](int step, int) {
-        uint32_t x[4];
-        load_operand(2, step, block, x);
-        ptx::multiply_add<Element>(low, x, x[0], x[2]);
-      });
-      put(kBlock * block + g + 8, 2 * block, low[2], low[3]);
-    });
   }
 };
 

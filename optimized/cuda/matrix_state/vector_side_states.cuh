@@ -6,7 +6,7 @@
 //   R ← E_C ∘ R ∘ E'_C + scale Σ_i (E_i ∘ q_i) (E'_i ∘ dO_i)ᵀ            from the last chunk on
 //
 // A CTA is a head. From the first chunk on it reads each tensor once, makes both sums, S from its own and leaves the other; then it goes back over those, which
-// are still in the L2 cache. Channels are in panels of 32 with two warps each, 16 a warp; states in blocks of 16 by 16, spread over the warps.
+// are partly still in the L2 cache. Where the kernel after it has whole heads, it makes S alone. Channels are in panels of 32 with two warps each, 16 a warp; states in blocks of 16 by 16, spread over the warps.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_side_operands.cuh"
@@ -24,20 +24,22 @@ struct VectorSideStatesArguments {
   float *sums, *totals;              ///< of R, [B·H, chunks, blocks, lane, 8]; E_C, [B·H, chunks, channels]
 };
 
-template <int kRowPanels, int kColumnPanels>
+template <int kRowPanels, int kColumnPanels, bool kBoth>
 struct VectorSideStatesShared {
-  static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kTile = kTokens * 32 * 2;
-  /// a and b, tokens by channels; gates; E ∘ a and D_C ∘ b, channels by tokens; of each channel E_C, the unit of D_C ∘ b and that of E ∘ a.
-  static constexpr int kRight = kPanels * kTile, kGates = 2 * kRight, kScaled = 2 * kGates,
-                       kTotals = kScaled + 2 * kRight, kBytes = kTotals + kPanels * 32 * 16;
+  static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kTile = kSideTokens * 32 * 2;
+  /// Two stages of a, if R is made, and b, tokens by channels, and gates; E ∘ a and D_C ∘ b, channels by tokens; of each channel E_C, the unit of D_C ∘ b and
+  /// that of E ∘ a.
+  static constexpr int kOperand = kPanels * kTile, kRight = kBoth ? kOperand : 0, kGates = kRight + kOperand,
+                       kStage = kGates + 2 * kOperand, kScaled = 2 * kStage, kTotals = kScaled + kRight + kOperand,
+                       kBytes = kTotals + kPanels * 32 * 16;
   static_assert(kPanels < 3 || 3 * (kBytes + 1024) <= 228 * 1024);
 };
 
 /// A head's states: of block b = row block · column blocks + column block, rows and columns of its fragments as of a product's sums.
-template <int kRowPanels, int kColumnPanels>
+template <int kRowPanels, int kColumnPanels, bool kBoth>
 struct SideStates {
   using Element = __nv_bfloat16;
-  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
+  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels, kBoth>;
   static constexpr int kWarps = Shared::kWarps, kColumnBlocks = 2 * kColumnPanels,
                        kBlocks = 2 * kRowPanels * kColumnBlocks, kEach = (kBlocks + kWarps - 1) / kWarps;
   const VectorSideStatesArguments& p;
@@ -100,21 +102,21 @@ struct SideStates {
   }
   /// Adds a block's sum over the chunk's tokens of the scaled operands at `tiles`.
   __device__ __forceinline__ void add_products(int block, uint32_t tiles, float (&to)[2][4]) const {
-    const uint32_t left_at = tiles + block / kColumnBlocks * (16 * kTokens * 2) +
-                             ptx::swizzled_chunk<kTokens>(lane % 16, lane / 16),
-                   right_at = tiles + kRowPanels * Shared::kTile + block % kColumnBlocks * (16 * kTokens * 2) +
-                              ptx::swizzled_chunk<kTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const uint32_t left_at = tiles + block / kColumnBlocks * (16 * kSideTokens * 2) +
+                             ptx::swizzled_chunk<kSideTokens>(lane % 16, lane / 16),
+                   right_at = tiles + kRowPanels * Shared::kTile + block % kColumnBlocks * (16 * kSideTokens * 2) +
+                              ptx::swizzled_chunk<kSideTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
+    for (int m = 0; m < kSideBlocks; ++m) {
       uint32_t left[4], right[4];
-      ptx::load_matrices(left, steps_right<kTokens>(left_at, m));
-      ptx::load_matrices(right, steps_right<kTokens>(right_at, m));
+      ptx::load_matrices(left, steps_right<kSideTokens>(left_at, m));
+      ptx::load_matrices(right, steps_right<kSideTokens>(right_at, m));
       ptx::multiply_add<__half>(to[0], left, right[0], right[1]);
       ptx::multiply_add<__half>(to[1], left, right[2], right[3]);
     }
   }
 
-  /// The chunk's share: S before it, then S after it; and the sum for R.
+  /// The chunk's share: S before it, then S after it; and the sum for R, where it is wanted.
   __device__ __forceinline__ void forward(int chunk) {
     each(warp, [&](int i, int block) {
       store(p.states, chunk, i, block);
@@ -133,6 +135,7 @@ struct SideStates {
 #pragma unroll
         for (int e = 0; e < 4; ++e) state[i][n][e] = fmaf(unit, sum[n][e], state[i][n][e]);
     });
+    if constexpr (!kBoth) return;
     each(kWarps - 1 - warp, [&](int, int block) {
       float sum[2][4] = {};
       add_products(block, shared + Shared::kScaled, sum);
@@ -182,13 +185,13 @@ struct SideStates {
       fetch(chunk - 1);
       each(own, [&](int i, int block) {
         store(p.grad_states, chunk, i, block);
-        decay(i, now[i].gates);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          state[i][n][0] += now[i].sums[n].x;
-          state[i][n][1] += now[i].sums[n].y;
-          state[i][n][2] += now[i].sums[n].z;
-          state[i][n][3] += now[i].sums[n].w;
+          const float4 sums = now[i].sums[n];
+          const float four[4] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            state[i][n][e] = fmaf(state[i][n][e], now[i].gates[e / 2] * now[i].gates[2 + 2 * n + e % 2], four[e]);
         }
       });
     }
@@ -199,46 +202,38 @@ struct SideStates {
   }
 };
 
-/// What a warp's operand x is divided by, so that it comes up to 2^13 in float16 (to 2^15 from 2^125 on) and numbers 2^-26 times as large keep all their bits:
-/// a power of two, not below 2^-92, by which sums are divided. Gates then only make it less, which below 2^-36 of the largest is lost.
-__device__ __forceinline__ float side_unit(const uint32_t (&x)[4][4]) {
-  uint32_t most = 0, least = 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(most) : "r"(x[i / 4][i % 4]));
-    asm("min.bf16x2 %0, %0, %1;" : "+r"(least) : "r"(x[i / 4][i % 4]));
-  }
-  const float2 above = unpack<__nv_bfloat16>(most), below = unpack<__nv_bfloat16>(least);
-  const float largest = fmaxf(fmaxf(above.x, above.y), -fminf(below.x, below.y));
-  const uint32_t of_all = __reduce_max_sync(kEveryLane, __float_as_uint(largest));
-  return power_below(fmaxf(__uint_as_float(of_all), 0x1p-80f)) * 0x1p-12f;
-}
-
-/// A warp's 16 channels of a chunk: E ∘ a and D_C ∘ b, their units, and E_C.
-template <int kRowPanels, int kColumnPanels>
-__device__ __forceinline__ void scale_side(uint32_t shared, int warp, int lane) {
-  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
+/// A warp's 16 channels of a chunk, of the stage at `stage`: E ∘ a, where R is made, and D_C ∘ b, their units, and E_C.
+template <int kRowPanels, int kColumnPanels, bool kBoth>
+__device__ __forceinline__ void scale_side(uint32_t shared, uint32_t stage, int warp, int lane) {
+  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels, kBoth>;
   using Element = __nv_bfloat16;
   const int panel = warp / 2, half = warp % 2, g = lane / 4, t = lane % 4;
   const bool upper2 = t & 1, upper4 = t & 2;
-  const uint32_t tile = shared + panel * Shared::kTile, gates = shared + Shared::kGates + panel * (2 * Shared::kTile),
-                 from = tile + ptx::swizzled_chunk<32>(lane % 8 + lane / 16 * 8, 2 * half + lane / 8 % 2),
-                 to = tile + Shared::kScaled + ptx::swizzled_chunk<kTokens>(16 * half + g, 0) + 4 * t;
+  const uint32_t gates = stage + Shared::kGates + panel * (2 * Shared::kTile),
+                 from = stage + panel * Shared::kTile +
+                        ptx::swizzled_chunk<32>(lane % 8 + lane / 16 * 8, 2 * half + lane / 8 % 2),
+                 to = shared + Shared::kScaled + panel * Shared::kTile +
+                      ptx::swizzled_chunk<kSideTokens>(16 * half + g, 0) + 4 * t;
   const uint32_t gates_at[2] = {gates + side_gate_offset(2 * t, 16 * half + g),
                                 gates + side_gate_offset(2 * t, 16 * half + g + 8)};
   const auto put = [&](int eight, int h, int further, float x, float y) {
-    ptx::store_word((to ^ eight << 4) + h * (8 * kTokens * 2) + further, pack<__half>(x, y));
+    ptx::store_word((to ^ eight << 4) + h * (8 * kSideTokens * 2) + further, pack<__half>(x, y));
   };
-  const auto load = [&](int operand, uint32_t(&to)[4][4]) {
+  const auto load = [&](int operand, uint32_t(&to)[kSideBlocks][4]) {
 #pragma unroll
-    for (int m = 0; m < 4; ++m) ptx::load_matrices_transposed(to[m], from + operand * Shared::kRight + 16 * m * 64);
+    for (int m = 0; m < kSideBlocks; ++m)
+      ptx::load_matrices_transposed(to[m], from + operand * Shared::kRight + 16 * m * 64);
   };
-  uint32_t left[4][4], right[4][4];
-  load(0, left);
-  const float left_unit = side_unit(left);
-  float before[2] = {inverse_of_power(left_unit), inverse_of_power(left_unit)}, down[8][2], odd[8][2], eights[8][2];
+  uint32_t left[kSideBlocks][4], right[kSideBlocks][4];
+  float left_unit = 1.0f, inverse = 1.0f, totals[2] = {1.0f, 1.0f}, down[2 * kSideBlocks][2], odd[2 * kSideBlocks][2];
+  ChunkProducts runs;
+  if constexpr (kBoth) {
+    load(0, left);
+    left_unit = side_unit(left);
+    inverse = inverse_of_power(left_unit);
+  }
 #pragma unroll
-  for (int m = 0; m < 4; ++m) {
+  for (int m = 0; m < kSideBlocks; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int eight = 2 * m + i;
@@ -251,16 +246,17 @@ __device__ __forceinline__ void scale_side(uint32_t shared, int warp, int lane) 
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float two = run.other_two[h], four = run.other_four[h], f1 = run.f[2 * h + 1];
-        float up = run.f[2 * h] * before[h], to_end = upper2 ? 1.0f : two;
-        if (upper2) up *= two;
-        if (upper4) up *= four;
-        else to_end *= four;
-        const float2 a = unpack<Element>(left[m][h + 2 * i]);
-        put(eight, h, 0, a.x * up, a.y * (up * f1));
-        before[h] *= run.eight[h];
-        down[eight][h] = to_end;
+        runs.eight[eight][h] = run.eight[h];
+        totals[h] *= run.eight[h];
+        // As vector_sides.cuh multiplies where it has whole heads, so that no bit depends on which kernel makes R.
+        if constexpr (kBoth) {
+          const float up = (upper2 ? two : 1.0f) * (upper4 ? four : 1.0f), to_begin = run.f[2 * h] * up;
+          const float2 a = product(unpack<Element>(left[m][h + 2 * i]), {to_begin, to_begin * f1});
+          const float factor = inverse * runs.up32(m, i, h);
+          put(eight, h, 0, a.x * factor, a.y * factor);
+        }
+        down[eight][h] = (upper2 ? 1.0f : two) * (upper4 ? 1.0f : four);
         odd[eight][h] = f1;
-        eights[eight][h] = run.eight[h];
       }
     }
   }
@@ -268,7 +264,7 @@ __device__ __forceinline__ void scale_side(uint32_t shared, int warp, int lane) 
   const float right_unit = side_unit(right);
   float after[2] = {inverse_of_power(right_unit), inverse_of_power(right_unit)};
 #pragma unroll
-  for (int m = 3; m >= 0; --m) {
+  for (int m = kSideBlocks - 1; m >= 0; --m) {
 #pragma unroll
     for (int i = 1; i >= 0; --i) {
       const int eight = 2 * m + i;
@@ -277,25 +273,25 @@ __device__ __forceinline__ void scale_side(uint32_t shared, int warp, int lane) 
         const float2 b = unpack<Element>(right[m][h + 2 * i]);
         const float to_end = down[eight][h] * after[h];
         put(eight, h, Shared::kRight, b.x * (to_end * odd[eight][h]), b.y * to_end);
-        after[h] *= eights[eight][h];
+        after[h] *= runs.eight[eight][h];
       }
     }
   }
   if (t < 2)
-    ptx::store_words(shared + Shared::kTotals + (16 * warp + g + 8 * t) * 16,
-                     {__float_as_uint(right_unit * (t ? after[1] : after[0])), __float_as_uint(right_unit),
-                      __float_as_uint(left_unit), 0});
+    ptx::store_words(
+        shared + Shared::kTotals + (16 * warp + g + 8 * t) * 16,
+        {__float_as_uint(t ? +totals[1] : +totals[0]), __float_as_uint(right_unit), __float_as_uint(left_unit), 0});
 }
 
-template <int kRowPanels, int kColumnPanels>
+template <int kRowPanels, int kColumnPanels, bool kBoth>
 __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
     vector_side_states(const __grid_constant__ VectorSideStatesArguments p) {
-  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels>;
+  using Shared = VectorSideStatesShared<kRowPanels, kColumnPanels, kBoth>;
   extern __shared__ __align__(1024) char memory[];
   let_next_kernel_start();
   const uint32_t shared = ptx::shared_address(memory);
   const int warp = __shfl_sync(kEveryLane, threadIdx.x / 32, 0), lane = threadIdx.x % 32, panel = warp / 2,
-            side = panel >= kRowPanels, chunks = static_cast<int>((p.length + kTokens - 1) / kTokens);
+            side = panel >= kRowPanels, chunks = static_cast<int>((p.length + kSideTokens - 1) / kSideTokens);
   const unsigned head = blockIdx.x;
   RowTile place{head, head / static_cast<unsigned>(p.heads),  head % static_cast<unsigned>(p.heads),
                 head, (panel - (side ? kRowPanels : 0)) * 32, chunks,
@@ -303,24 +299,28 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
   const auto load = [&](int chunk) {
     if (chunk < chunks) {
       place.chunk = chunk;
-      load_side<Shared>(p.sides[side], place, p.length, shared, panel, warp % 2, lane);
+      load_side<Shared, kBoth>(p.sides[side], place, p.length, shared + chunk % 2 * Shared::kStage, panel, warp % 2,
+                               lane);
     }
     ptx::copies_commit();
   };
-  SideStates<kRowPanels, kColumnPanels> states{p, shared, warp, lane, head, chunks};
+  SideStates<kRowPanels, kColumnPanels, kBoth> states{p, shared, warp, lane, head, chunks};
   load(0);
+  load(1);
   states.begin(warp, p.initial);
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    ptx::copies_wait<0>();
+    ptx::copies_wait<1>();
     __syncthreads();
-    scale_side<kRowPanels, kColumnPanels>(shared, warp, lane);
+    scale_side<kRowPanels, kColumnPanels, kBoth>(shared, shared + chunk % 2 * Shared::kStage, warp, lane);
     __syncthreads();
-    load(chunk + 1);
+    load(chunk + 2);
     states.forward(chunk);
   }
-  __syncthreads();
-  states.back();
+  if constexpr (kBoth) {
+    __syncthreads();
+    states.back();
+  }
   end_after_previous_kernel();
 }
 

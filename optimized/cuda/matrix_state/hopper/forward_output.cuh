@@ -72,17 +72,26 @@ __device__ __forceinline__ void finish_gradients(const Call& call, uint32_t (&pa
   }
 }
 
-/// Chunk n's rows, from `out` in row_unit where the type is float16, to where they leave from: values, which a normaliser divides, or gradients.
+/// What a lane's rows are divided by, in `out`'s unit; 1 over it where values are.
 template <typename Call>
-__device__ __forceinline__ void place_rows(const Call& call, float (&out)[32], float (&divisors)[4],
+__device__ __forceinline__ void take_divisors(const Call& call, float (&to)[2], const float (&sums)[4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    to[half] = row_of_column(sums, half, call.lane);
+    if constexpr (Call::kNormalizer == Normalizer::kDivides) to[half] = reciprocal_approximate(to[half]);
+  }
+}
+
+/// Chunk n's rows, from `out` in row_unit where the type is float16, to where they leave from: values, which a normaliser divides, or gradients. `divisor`: of
+/// take_divisors.
+template <typename Call>
+__device__ __forceinline__ void place_rows(const Call& call, float (&out)[32], const float (&divisor)[2],
                                            const float (&row_unit)[2], int n, Place place) {
   constexpr bool kGradients = Call::kNormalizer == Normalizer::kGradients;
   uint32_t packed[16];
   if constexpr (Call::kNormalized) {
-    ptx::fence_registers(divisors);
-    const float divisor[2] = {row_of_column(divisors, 0, call.lane), row_of_column(divisors, 1, call.lane)};
     if constexpr (kGradients) finish_gradients(call, packed, out, divisor, row_unit, n, place);
-    else scale_rows(out, 1.0f / divisor[0], 1.0f / divisor[1]);  // both are in the same unit
+    else scale_rows(out, divisor[0], divisor[1]);  // both are in the same unit
   } else {
     scale_rows(out, row_unit[0], row_unit[1]);
   }

@@ -109,7 +109,7 @@ struct WeightedReader {
       for (int half = 0; half < 2; ++half) {
         const int row = 16 * place.block + place.lane / 4 + 8 * half;
         const float divisor = fmaf(of_state[half], row_unit[half], quad_sum(weight_sums[half]));
-        if (place.lane % 4 == 0) to[row] = first + row < call.p.length ? 1.0f / divisor : 0.0f;
+        if (place.lane % 4 == 0) to[row] = first + row < call.p.length ? reciprocal_approximate(divisor) : 0.0f;
       }
     }
   }
@@ -170,9 +170,12 @@ __device__ __forceinline__ void read_weighted(const Call& call) {
     ptx::fence_registers(reader.weights);
     arrive_warp(&small.values_empty[now.index], lane);
     const float row_unit[2] = {reader.row_unit[0], reader.row_unit[1]};
-    reader.take_weights(scores);  // before the rows, which then have its registers
+    float divisor[2] = {};
+    // Under the weights, which come before the rows: these then have their registers.
+    if constexpr (Call::kNormalized) take_divisors(call, divisor, reader.divisors());
+    reader.take_weights(scores);
     ptx::fence_registers(reader.weights);
-    place_rows(call, reader.out(), reader.divisors(), row_unit, n, reader.place);
+    place_rows(call, reader.out(), divisor, row_unit, n, reader.place);
   }
   send_rows(call, call.chunks - 1);
   if (lane == 0) ptx::bulk_wait<0>();

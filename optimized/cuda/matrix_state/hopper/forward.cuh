@@ -71,7 +71,8 @@ struct Forward {
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
                         kNormalized = kNormalizer != Normalizer::kNone,
                         kLeavesStates = kNormalizer != Normalizer::kGradients,
-                        kLeavesDivisors = kNormalizer == Normalizer::kDivides && kGated && kBlocks == 1;
+                        kLeavesDivisors = kNormalizer == Normalizer::kLeaves;
+  static_assert(!kLeavesDivisors || (kGated && kBlocks == 1));
   /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
   static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
   using Shared = ForwardShared<kBlocks, kReaders>;

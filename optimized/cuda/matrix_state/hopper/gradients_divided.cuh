@@ -211,6 +211,38 @@ __device__ __forceinline__ void prepare_queries(Column& to, float2 y, int lane) 
   ptx::fence_async_shared();
 }
 
+/// What a lane's rows of dq have along q is taken away: exactly that is 0, since a query times a number has the same values. It is what rounding has left, of
+/// dP most of all. Not where |q|² is no number that divides.
+template <typename Element>
+__device__ __forceinline__ void remove_along(float (&sum)[32], const char* query, Place at) {
+  uint32_t q[4][4];
+  float dot[2] = {0.0f, 0.0f}, square[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    load_left(q[c], ptx::shared_address(query), c, at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(q[c][i]);
+      dot[i % 2] = fmaf(sum[8 * c + 2 * i], x.x, fmaf(sum[8 * c + 2 * i + 1], x.y, dot[i % 2]));
+      square[i % 2] = fmaf(x.x, x.x, fmaf(x.y, x.y, square[i % 2]));
+    }
+  }
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float along = quad_sum(dot[half]), all = quad_sum(square[half]);
+    factor[half] = all > 0.0f && all < 0x1p126f ? -__fdividef(along, all) : 0.0f;
+  }
+#pragma unroll
+  for (int c = 0; c < 4; ++c)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(q[c][i]);
+      sum[8 * c + 2 * i] = fmaf(factor[i % 2], x.x, sum[8 * c + 2 * i]);
+      sum[8 * c + 2 * i + 1] = fmaf(factor[i % 2], x.y, sum[8 * c + 2 * i + 1]);
+    }
+}
+
 /// R's sum of a segment, over a chunk, and its column y's: a warp's 16 rows.
 template <typename Element, typename State, typename Column>
 __device__ __forceinline__ void add_divided(State& state, StateColumn& last, const char* query, const char* grad_values,

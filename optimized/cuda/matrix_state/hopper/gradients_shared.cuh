@@ -17,12 +17,12 @@ struct GradientsShared {
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: as many times as many in all as there are.
-  static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = kKept || kBlocks == 1 ? 40 : 32,
+  static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = !kDivides && (kKept || kBlocks == 1) ? 40 : 32,
                        kStateRegisters = kBlocks == 1 ? 88 : 104,
                        kGradStateRegisters = kDivides ? 136
                                              : kKept  ? 144
                                                       : 112,
-                       kPairRegisters = kDivides ? 184
+                       kPairRegisters = kDivides ? 192
                                         : kKept  ? 168
                                                  : 128,
                        kOutRegisters = kDivides       ? 152

@@ -10,14 +10,14 @@ namespace lethe {
 /// Tokens of a head to which the gradients of a state of 65 to 128 rows are faster by the kernels of wgmma than by those of mma.sync, where nothing is normalised.
 inline constexpr int64_t kLongestOfTwoBlocks = 8192;
 
-/// Whether one over z·q of every token is left beside states of so many blocks of 64 rows: where the gradients' kernel divides by it.
+/// Whether z·q of every token is left beside states of so many blocks of 64 rows: where the gradients' kernel divides by it.
 inline bool keeps_divisors(int blocks, const MatrixStateForm& form) {
   return blocks == 1 && form.normalize && form.key_gate == MatrixStateForm::Gate::kToken;
 }
 
 /// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th token,
-/// of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32, with one over z·q of every
-/// token where keeps_divisors(). 0 where it leaves none. Int: int64_t, or a symbolic integer.
+/// of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32, with z·q of every token where
+/// keeps_divisors(). 0 where it leaves none. Int: int64_t, or a symbolic integer.
 template <typename Int>
 Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim, const MatrixStateForm& form,
                      Dtype dtype) {

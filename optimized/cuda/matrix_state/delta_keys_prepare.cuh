@@ -121,6 +121,7 @@ struct DeltaKeyPreparation {
     __syncwarp();  // where the first block's rows were is solved next
     Sums sums = {}, pairs = {};
     call.multiply_earlier(sums, pairs);
+    __syncwarp();  // and where the others' were, which are read until here
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       if (c / 2 != block) continue;

@@ -98,7 +98,7 @@ struct StateForwardArguments {
   /// For gradients, as of SegmentArguments: after all segments but the last; null: not wanted.
   float *kept_states, *kept_vectors;
   KeptStates kept;  ///< where a backward follows
-  float* divisors;  ///< of KeptStates::stride a head, [chunks · 64]: 1 / z·q of P and z in float; null: not wanted
+  float* divisors;  ///< of KeptStates::stride a head, [chunks · 64]: z·q of P and z in float; null: not wanted
 };
 
 /// A chunk's gates as the gradients read them, by copies of multiples of 16 bytes: in reverse, with the scale in `write`; and by time for S.

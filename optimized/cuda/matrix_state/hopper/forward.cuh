@@ -71,7 +71,9 @@ struct Forward {
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
                         kNormalized = kNormalizer != Normalizer::kNone,
                         kLeavesStates = kNormalizer != Normalizer::kGradients,
-                        kLeavesDivisors = kNormalizer == Normalizer::kDivides && kGated && kBlocks == 1;
+                        kLeavesDivisors = kNormalizer == Normalizer::kLeaves,
+                        kDividesRows = kNormalizer == Normalizer::kDivides || kLeavesDivisors;
+  static_assert(!kLeavesDivisors || (kGated && kBlocks == 1));
   /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
   static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
   using Shared = ForwardShared<kBlocks, kReaders>;
@@ -303,7 +305,7 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads
   int unit = static_cast<int>(blockIdx.x) / p.tiles;
   // Pieces that others wait for come first: of two CTAs of a multiprocessor the earlier one is faster. But for a normaliser's forward, which is 3 µs of 129
   // slower so.
-  if (Call::kHandsOn && Call::kNormalizer != Normalizer::kDivides && p.marks && unit < heads)
+  if (Call::kHandsOn && !Call::kDividesRows && p.marks && unit < heads)
     unit += unit < cut_heads ? p.whole_heads : -cut_heads;
   const int cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
   const SegmentOrder order(p.length, false, kChunksOfSegment<kBlocks>);

@@ -78,7 +78,7 @@ __device__ __forceinline__ void take_divisors(const Call& call, float (&to)[2], 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     to[half] = row_of_column(sums, half, call.lane);
-    if constexpr (Call::kNormalizer == Normalizer::kDivides) to[half] = reciprocal_approximate(to[half]);
+    if constexpr (Call::kDividesRows) to[half] = reciprocal_approximate(to[half]);
   }
 }
 

@@ -20,7 +20,7 @@ struct WeightedReader {
   const Call& call;
   const Place place;
   float sums[32 + (kNormalized ? 4 : 0)], row_unit[2];
-  float weight_sums[2], of_state[2];  ///< where divisors are left: a lane's part of rows' sums of P; Q z in P's unit
+  float divisor[2];  ///< where those are left: a lane's part of the rows' z·q
   uint32_t weights[16];
 
   __device__ __forceinline__ explicit WeightedReader(const Call& of) : call(of), place{of.warp, of.lane} {}
@@ -83,33 +83,38 @@ struct WeightedReader {
   /// P of the chunk in `stage`, weighted, as a left operand in its rows' units.
   __device__ __forceinline__ void take_weights(float (&scores)[32]) {
     if constexpr (Call::kLeavesDivisors) {
-      if (call.p.divisors) {
-        weight_sums[0] = weight_sums[1] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 32; ++i) weight_sums[i / 2 % 2] += scores[i];
+      for (int half = 0; half < 2; ++half) {
+        float even = scores[2 * half], odd = scores[2 * half + 1];
+#pragma unroll
+        for (int n = 1; n < 8; ++n) {
+          even += scores[4 * n + 2 * half];
+          odd += scores[4 * n + 2 * half + 1];
+        }
+        divisor[half] = even + odd;
       }
     }
     pack_weights<Element>(weights, row_unit, scores);
   }
 
-  /// Before P's sums are added to Q z.
+  /// Before P's sums are added to Q z, which lanes with t = 0 have.
   __device__ __forceinline__ void take_state() {
     if constexpr (Call::kLeavesDivisors) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) of_state[half] = divisors()[2 * half] + divisors()[2 * half + 1];
+      for (int half = 0; half < 2; ++half) {
+        const float of_state = divisors()[2 * half] + divisors()[2 * half + 1];
+        divisor[half] = fmaf(place.lane % 4 == 0 ? of_state : 0.0f, row_unit[half], divisor[half]);
+      }
     }
   }
-  /// 1 / z·q for the backward. Its P is in float: were it divided by z·q of P in 16 bits, the difference of both would be a gradient.
+  /// z·q for the backward. Its P is in float: were it divided by z·q of P in 16 bits, the difference of both would be a gradient.
   __device__ __forceinline__ void leave_divisors(int n) const {
     if constexpr (Call::kLeavesDivisors) {
-      if (!call.p.divisors) return;
-      const int64_t first = call.first_of(n);
-      float* const to = call.p.divisors + call.head * call.p.kept.stride + first;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = 16 * place.block + place.lane / 4 + 8 * half;
-        const float divisor = fmaf(of_state[half], row_unit[half], quad_sum(weight_sums[half]));
-        if (place.lane % 4 == 0) to[row] = first + row < call.p.length ? reciprocal_approximate(divisor) : 0.0f;
+      float* const to = call.p.divisors + call.head * call.p.kept.stride + call.first_of(n);
+      const float near = quad_sum(divisor[0]), far = quad_sum(divisor[1]);
+      if (place.lane % 4 == 0) {
+        to[16 * place.block + place.lane / 4] = near;
+        to[16 * place.block + place.lane / 4 + 8] = far;
       }
     }
   }

@@ -129,9 +129,11 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
   using Shared = typename Call::Shared;
   constexpr bool kDivides = Call::kDivides;
   extern __shared__ __align__(1024) char memory[];
-  const int group =
+  const int group_of_thread =
                 threadIdx.x / kComputing + (kKept && threadIdx.x >= kComputing),  // where S is kept, none has group 1
       warp = threadIdx.x / 32 % kWarps;
+  // In a uniform register, else no warpgroup's loop would have its own in those.
+  const int group = kDivides ? ptx::in_uniform_register(group_of_thread) : group_of_thread;
   const int heads = p.batch * p.heads, cut_heads = heads - p.whole_heads;
   int unit = static_cast<int>(blockIdx.x);
   // Pieces that others wait for come first, then whole heads, by the end of whose first round those have ended.

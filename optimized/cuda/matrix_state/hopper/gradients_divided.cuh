@@ -174,10 +174,12 @@ struct DividedTiles {
   const char *query, *key, *value, *grad_values, *state;
 };
 
-/// q·k and dO·v of a chunk, keys by queries, and what its queries have of a warp's 16 rows of S: by a warpgroup. unit(): of those rows.
-template <typename Element, typename Unit>
+/// q·k and dO·v of a chunk, keys by queries, and what its queries have of a warp's 16 rows of S: by a warpgroup. unit(): of those rows. `meanwhile` runs under
+/// the products.
+template <typename Element, typename Unit, typename Meanwhile>
 __device__ __forceinline__ QuerySums multiply_pairs(float (&scores)[32], float (&grads)[32], const DividedTiles& tiles,
-                                                    const DividedGates& gates, Unit&& unit, Place at) {
+                                                    const DividedGates& gates, Unit&& unit, Place at,
+                                                    Meanwhile&& meanwhile) {
   constexpr bool kHalf = std::is_same_v<Element, __half>;
   using ptx::Major;
   QuerySums sums;
@@ -194,6 +196,7 @@ __device__ __forceinline__ QuerySums multiply_pairs(float (&scores)[32], float (
   issue_product<Element, Major::kK, Major::kK>(scores, tiles.key, tiles.query, false);
   issue_product<Element, Major::kK, Major::kK>(grads, tiles.value, tiles.grad_values, false);
   ptx::wgmma_commit();
+  meanwhile();
   ptx::wgmma_wait<1>();
   ptx::fence_registers(reads);
   sums.of_states<Element>(reads, tiles.query, at);
@@ -209,6 +212,38 @@ template <typename Element, typename Column>
 __device__ __forceinline__ void prepare_queries(Column& to, float2 y, int lane) {
   prepare_column<Element>(to.values, to.unit, y, lane);
   ptx::fence_async_shared();
+}
+
+/// What a lane's rows of dq have along q is taken away: exactly that is 0, since a query times a number has the same values. It is what rounding has left, of
+/// dP most of all. Not where |q|² is no number that divides.
+template <typename Element>
+__device__ __forceinline__ void remove_along(float (&sum)[32], const char* query, Place at) {
+  uint32_t q[4][4];
+  float dot[2] = {0.0f, 0.0f}, square[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    load_left(q[c], ptx::shared_address(query), c, at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(q[c][i]);
+      dot[i % 2] = fmaf(sum[8 * c + 2 * i], x.x, fmaf(sum[8 * c + 2 * i + 1], x.y, dot[i % 2]));
+      square[i % 2] = fmaf(x.x, x.x, fmaf(x.y, x.y, square[i % 2]));
+    }
+  }
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float along = quad_sum(dot[half]), all = quad_sum(square[half]);
+    factor[half] = all > 0.0f && all < 0x1p126f ? -__fdividef(along, all) : 0.0f;
+  }
+#pragma unroll
+  for (int c = 0; c < 4; ++c)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(q[c][i]);
+      sum[8 * c + 2 * i] = fmaf(factor[i % 2], x.x, sum[8 * c + 2 * i]);
+      sum[8 * c + 2 * i + 1] = fmaf(factor[i % 2], x.y, sum[8 * c + 2 * i + 1]);
+    }
 }
 
 /// R's sum of a segment, over a chunk, and its column y's: a warp's 16 rows.
@@ -229,7 +264,8 @@ __device__ __forceinline__ void add_divided(State& state, StateColumn& last, con
   last.add(product, kHalf ? __fmul_rn(y.unit, unit) : y.unit);
 }
 
-/// A warpgroup: A and dP of every chunk, in 16 bits to shared memory, and before those y.
+/// A warpgroup: A and dP of every chunk, in 16 bits to shared memory, and before those y. Of bfloat16 a chunk's are stored under the next one's products; no
+/// copy of tiles or of S that these wait for depends on that. Of float16 they are found with their units when the chunk before was read.
 template <typename Call>
 __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
   using Shared = typename Call::Shared;
@@ -237,8 +273,15 @@ __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
   auto& small = call.small();
   auto& divided = call.divided();
   const Place place{call.warp, call.lane};
+  constexpr bool kLater = !Call::kHalf;
+  [[maybe_unused]] uint32_t packed_scores[16], packed_grads[16];
   ptx::RingPosition at;
-  uint32_t parity = 0;
+  int packed = 0;  // chunks
+  const auto store = [&] {
+    if (!kLater || packed == 0) return;
+    ptx::mbarrier_wait(&small.pairs_empty, packed & 1);
+    store_pairs(call, packed_scores, packed_grads, place);
+  };
   call.each_chunk([&](const auto& chunk) {
     const char* const tiles = call.stage(at.index);
     const DividedTiles of_chunk{tiles + Shared::kQuery, tiles + Shared::kKey, tiles + Shared::kValue,
@@ -249,7 +292,7 @@ __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
     QuerySums sums = multiply_pairs<Element>(
-        scores, grads, of_chunk, gates, [&] { return small.state_units[chunk.slot][call.warp]; }, place);
+        scores, grads, of_chunk, gates, [&] { return small.state_units[chunk.slot][call.warp]; }, place, store);
     const DividedPairs pairs(gates, call.pair_scale(), place);
     pairs.weigh(scores, grads, weights, sums);
     *reinterpret_cast<float2*>(&crossings.pairs[call.warp][2 * call.lane]) = tile::sums_of_rows(sums.parts, call.lane);
@@ -266,11 +309,17 @@ __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
     pairs.finish(scores, grads, weights, divided.of_warps[call.warp], of_keys);
     store_dots(crossings.queries, {-of_keys[0], -of_keys[1]}, place);
     arrive_warp(&small.empty[at.index], call.lane);
-    ptx::mbarrier_wait(&small.pairs_empty, parity ^ 1);
-    store_pairs(call, scores, grads, place);
+    ++packed;
+    if constexpr (kLater) {
+      pack_sums<Element>(packed_grads, grads, 1.0f);
+      pack_sums<Element>(packed_scores, scores, 1.0f);
+    } else {
+      ptx::mbarrier_wait(&small.pairs_empty, packed & 1);
+      store_pairs(call, scores, grads, place);
+    }
     at.advance(Shared::kStages);
-    parity ^= 1;
   });
+  store();
 }
 
 }  // namespace lethe::matrix_state

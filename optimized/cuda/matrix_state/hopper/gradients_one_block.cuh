@@ -3,7 +3,7 @@
 // memory that no product reads, so that operands are free as soon as they are read; but for dk of a normalised call without
 // left states, which leaves from dP's place.
 
-#include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_divided.cuh"
 
 namespace lethe::matrix_state {
 
@@ -205,6 +205,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
 
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
+      if constexpr (Call::kDivides) remove_along<Element>(out, query, place);
       store(kQueries, parity, out, grad_unit, chunk.first);
       start(out);
       ptx::wgmma_fence();

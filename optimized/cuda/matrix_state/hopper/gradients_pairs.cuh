@@ -130,7 +130,17 @@ __device__ __forceinline__ PairUnits pair_units(const Call& call, const float (&
   return units;
 }
 
-/// P and dP of a chunk, in 16 bits to shared memory, which the chunk before has left: by a warpgroup.
+/// P and dP of a chunk in 16 bits, without units, to shared memory, which the chunk before has left: by a warpgroup.
+template <typename Call>
+__device__ __forceinline__ void store_pairs(const Call& call, const uint32_t (&scores)[16], const uint32_t (&grads)[16],
+                                            Place at) {
+  store_packed(ptx::shared_address(call.pairs()), grads, at);
+  store_packed(ptx::shared_address(call.scores()), scores, at);
+  ptx::fence_async_shared();
+  arrive_warp(&call.small().pairs_full, call.lane);
+}
+
+/// The same from floats.
 template <typename Call>
 __device__ __forceinline__ void store_pairs(const Call& call, const float (&scores)[32], const float (&grads)[32],
                                             Place at) {

@@ -1,6 +1,8 @@
 #pragma once
 // What the warps of the gradients' kernel (gradients.cuh) share: its memory, the order of chunks, and each barrier's meaning.
 
+#include <cstddef>
+
 #include "optimized/cuda/matrix_state/fused_crossings.cuh"
 #include "optimized/cuda/matrix_state/hopper/forward.cuh"
 
@@ -15,12 +17,12 @@ struct GradientsShared {
   static constexpr int kQuery = 0, kKey = kState, kValue = 2 * kState, kGradValues = kValue + kPanel,
                        kStage = kGradValues + kPanel, kRebuildStage = kState + kPanel;
   /// Of each thread at the launch, and of those of each warpgroup: as many times as many in all as there are.
-  static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = kKept || kBlocks == 1 ? 40 : 32,
+  static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = !kDivides && (kKept || kBlocks == 1) ? 40 : 32,
                        kStateRegisters = kBlocks == 1 ? 88 : 104,
                        kGradStateRegisters = kDivides ? 136
                                              : kKept  ? 144
                                                       : 112,
-                       kPairRegisters = kDivides ? 184
+                       kPairRegisters = kDivides ? 192
                                         : kKept  ? 168
                                                  : 128,
                        kOutRegisters = kDivides       ? 152
@@ -37,12 +39,15 @@ struct GradientsShared {
     float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
     float grad_state_unit, score_unit, grad_unit;
   };
-  /// Where dO is divided here: y of a chunk, of each warp a copy, and whether it is among `columns`; z and its gradient for outer products.
+  /// Where dO is divided here: z and its gradient for outer products; y of a chunk, of each warp a copy, and whether it is among `columns`.
   struct Divided {
-    uint64_t full[kStages];
-    float of_warps[kWarps][kChunk];
     OuterVector states[kSlots], grad_state;
+    float of_warps[kWarps][kChunk];
+    uint64_t full[kStages];
   };
+  /// Bytes from an outer product's vector on: a product's step reads 1024 of them, and memcheck counts 2048 bytes a step.
+  static constexpr int kFromOuterVector = 2048;
+  static_assert(sizeof(Divided) - offsetof(Divided, grad_state) >= kFromOuterVector);
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
   /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call without left states, which has no room for both, dk from dP's place.

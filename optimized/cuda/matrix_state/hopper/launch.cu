@@ -247,6 +247,9 @@ void warpgroup_forward(const MatrixStateForward& a) {
   p.divisors = divisors_of(a, p.kept);
   by_type_and_normalizer(a, [&](auto element, auto gated, auto blocks, auto normalized) {
     constexpr Normalizer kNormalizer = normalized.value ? Normalizer::kDivides : Normalizer::kNone;
+    if constexpr (normalized.value && gated.value && blocks.value == 1) {
+      if (p.divisors) return launch_forward<decltype(element), true, 1, Normalizer::kLeaves>(p, before, a.stream);
+    }
     launch_forward<decltype(element), gated.value, blocks.value, kNormalizer>(p, before, a.stream);
   });
 }

@@ -28,7 +28,7 @@ inline KeptStates kept_states_of(const MatrixStateInput& in, const void* states,
   return kept;
 }
 
-/// Where one over z·q is among them, [chunks · 64] a head, KeptStates::stride from a head to the next; null where it isn't left.
+/// Where z·q is among them, [chunks · 64] a head, KeptStates::stride from a head to the next; null where it isn't left.
 inline float* divisors_of(const MatrixStateInput& in, const KeptStates& kept) {
   const bool left = kept.wanted && keeps_divisors(blocks_of(in.shape), in.form);
   return left ? kept.columns + int64_t{1} * order_of(in.shape).chunks * 64 : nullptr;

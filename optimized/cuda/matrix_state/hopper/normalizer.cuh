@@ -9,8 +9,9 @@
 
 namespace lethe::matrix_state {
 
-/// What a call does about a normaliser: there is none; values are divided by it; or it is read for the gradients, in place of values.
-enum class Normalizer { kNone, kDivides, kGradients };
+/// What a call does about a normaliser: there is none; values are divided by it; it is read for the gradients, in place of values; or values are divided, and
+/// what the backward divides by is left.
+enum class Normalizer { kNone, kDivides, kGradients, kLeaves };
 
 /// 64 numbers x in two parts: element i of part s at [i / 8][s][i % 8]. As a right operand without a swizzle its columns are the two parts and six of
 /// which nothing is read.

@@ -36,15 +36,15 @@ __device__ __forceinline__ PreparedChunk prepared_chunk(const PreparedGatesArgum
 }
 
 /// A warp: the same times 1 / z·q, in the largest weight's unit.
-__device__ __forceinline__ void divide_gates(DividedGates& to, float2 divisor, bool in_units, int lane) {
+__device__ __forceinline__ void divide_gates(DividedGates& to, float2 by, bool in_units, int lane) {
   __syncwarp();
   const float2 write = *reinterpret_cast<const float2*>(&to.write[2 * lane]);
-  const float2 divided{write.x * divisor.x, write.y * divisor.y};
+  const float2 divided{write.x * by.x, write.y * by.y};
   // No further than 2^±60, so that R over it is a number.
   const float largest = largest_of_warp(fmaxf(fabsf(divided.x), fabsf(divided.y)));
   const float unit = in_units ? power_of_two_below(fminf(fmaxf(largest, 0x1p-60f), 0x1p60f)) : 1.0f,
               inverse = reciprocal_of_power(unit);
-  *reinterpret_cast<float2*>(&to.divisors[2 * lane]) = divisor;
+  *reinterpret_cast<float2*>(&to.divisors[2 * lane]) = by;
   *reinterpret_cast<float2*>(&to.read_state[2 * lane]) = {divided.x * to.entry, divided.y * to.entry};
   *reinterpret_cast<float2*>(&to.write[2 * lane]) = {divided.x * inverse, divided.y * inverse};
   if (lane == 0) to.unit = unit;
@@ -65,10 +65,12 @@ __global__ void __launch_bounds__(32 * kPreparingWarps)
   const float* gate = p.gate.log_forget + of.b * p.gate.batch_stride + of.h * p.gate.head_stride;
   DividedGates& own = shared.all[warp];
   const RawGates raw = load_gates(gate, p.gate.token_stride, of.chunk * kChunk, p.length, true, lane);
-  const float2 divisor = *reinterpret_cast<const float2*>(p.divisors + (of.b * p.heads + of.h) * p.divisor_stride +
-                                                          of.chunk * kChunk + 2 * lane);
+  const int64_t token = of.chunk * kChunk + 2 * lane;
+  const float2 divisor =
+      *reinterpret_cast<const float2*>(p.divisors + (of.b * p.heads + of.h) * p.divisor_stride + token);
   prepare_gates(own, raw, 1.0f, p.scale, true, lane);
-  divide_gates(own, divisor, p.in_units, lane);
+  const float2 inverse{token < p.length ? 1.0f / divisor.x : 0.0f, token + 1 < p.length ? 1.0f / divisor.y : 0.0f};
+  divide_gates(own, inverse, p.in_units, lane);
   __syncwarp();
   constexpr int kPieces = sizeof(DividedGates) / sizeof(float4);
   float4* const to = reinterpret_cast<float4*>(p.divided + (of.b * p.heads + of.h) * of.chunks + of.chunk);

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(DividedSumsShared::kThreads, 2)
       float scores[32], grads[32], weights[32];
       const DividedTiles tiles{stage + Shared::kQuery, stage + Shared::kKey, stage + Shared::kValue,
                                stage + Shared::kGradValues, stage + Shared::kState};
-      QuerySums sums = multiply_pairs<Element>(scores, grads, tiles, gates, unit, place);
+      QuerySums sums = multiply_pairs<Element>(scores, grads, tiles, gates, unit, place, [] {});
       DividedPairs(gates, p.scale, place).weigh(scores, grads, weights, sums);
       *reinterpret_cast<float2*>(&small.parts[warp][2 * lane]) = tile::sums_of_rows(sums.parts, lane);
     }

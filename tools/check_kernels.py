@@ -49,9 +49,9 @@ SPILLS = [
     (r"sweep_gradientsI\w+Lb0ELi2E", 40),
     (r"head_statesI\w+Lb1ELi2ELb0ELb1E", 24),
     (r"delta_sweepI\w+Li1ELi1ELb", 76),
+    (r"delta_sweepI\w+Li2ELi2ELb0", 8),
     (r"delta_back_sweepI\w+Li1ELi1E", 68),
     (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
-    (r"solve_chunksI\w+Li2E", 16),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 

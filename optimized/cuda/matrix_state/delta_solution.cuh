@@ -25,16 +25,33 @@ __device__ __forceinline__ void add_halves(float (&sum)[4], const uint32_t (&hig
   ptx::multiply_add<__half>(sum, high, right_high[0], right_high[1]);
 }
 
+/// β of a column's token and its key's unit twice.
+struct ColumnFactors {
+  static constexpr bool kNegative = false;
+  const float *strength, *key_unit;
+
+  __device__ __forceinline__ float operator()(int column) const { return strength[column] * key_unit[column]; }
+};
+/// The negatives of these, of all columns.
+struct NegativeFactors {
+  static constexpr bool kNegative = true;
+  const float* numbers;
+
+  __device__ __forceinline__ float operator()(int column) const { return numbers[column]; }
+};
+
 /// `sums` has G's rows of this warp and returns W's. `solution` gets the blocks (i, j ≤ i) of W as float16, and above the diagonal what that leaves of
 /// those that other rows need: of block (i, j) in block (j, i + 1). Keys that correlate make W of numbers that nearly cancel, which 16 bits would lose.
 /// `scratch`: 16 rows of 20 floats, this warp's. `barriers`: by how much the numbers of its barriers are greater, where a CTA solves several chunks.
-__device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const float* strength,
-                                           const float* key_unit, int block, int lane, int barriers = 0) {
+template <typename Factors>
+__device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const Factors& factors,
+                                           int block, int lane, int barriers = 0) {
   constexpr int kStride = 20;
   const int g = lane / 4, t = lane % 4;
-  const auto column_factor = [&](int column) {
-    return strength[column] * key_unit[column];
-  };  // β, and the key's unit twice
+  const auto less = [](float x, float weighted, float from) {
+    return fmaf(Factors::kNegative ? x : -x, weighted, from);
+  };
+  const auto negative = [&](int column) { return Factors::kNegative ? factors(column) : -factors(column); };
   // scratch: the diagonal block's transpose.
 #pragma unroll
   for (int c = 0; c < 8; ++c)
@@ -52,14 +69,14 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
   }
 #pragma unroll
   for (int j = 0; j < 15; ++j) {
-    const float weighted = solved[j] * column_factor(16 * block + j);
+    const float weighted = solved[j] * factors(16 * block + j);
 #pragma unroll
     for (int i = (j + 1) / 4 * 4; i < 16; i += 4) {
       const float4 x = *reinterpret_cast<const float4*>(scratch + j * kStride + i);
-      if (i > j) solved[i] = fmaf(-x.x, weighted, solved[i]);
-      if (i + 1 > j) solved[i + 1] = fmaf(-x.y, weighted, solved[i + 1]);
-      if (i + 2 > j) solved[i + 2] = fmaf(-x.z, weighted, solved[i + 2]);
-      if (i + 3 > j) solved[i + 3] = fmaf(-x.w, weighted, solved[i + 3]);
+      if (i > j) solved[i] = less(x.x, weighted, solved[i]);
+      if (i + 1 > j) solved[i + 1] = less(x.y, weighted, solved[i + 1]);
+      if (i + 2 > j) solved[i + 2] = less(x.z, weighted, solved[i + 2]);
+      if (i + 3 > j) solved[i + 3] = less(x.w, weighted, solved[i + 3]);
     }
   }
   __syncwarp();
@@ -75,7 +92,7 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const int column = 8 * n + 2 * t;
-    const float near = -column_factor(16 * block + column), far = -column_factor(16 * block + column + 1);
+    const float near = negative(16 * block + column), far = negative(16 * block + column + 1);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = g + 8 * half;
@@ -131,7 +148,7 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const int column = 16 * k + 8 * n + 2 * t;
-      const float near = -column_factor(column), far = -column_factor(column + 1);
+      const float near = negative(column), far = negative(column + 1);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const Halves parts(sums[2 * k + n][2 * half] * near, sums[2 * k + n][2 * half + 1] * far);
@@ -154,6 +171,11 @@ __device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float*
   __syncwarp();
   if (block == 1) ptx::named_barrier_arrive(kFirstRowBarrier + barriers, 3 * 32);
   if (block == 2) ptx::named_barrier_arrive(kSecondRowBarrier + barriers, 2 * 32);
+}
+
+__device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const float* strength,
+                                           const float* key_unit, int block, int lane, int barriers = 0) {
+  solve_rows(sums, solution, scratch, ColumnFactors{strength, key_unit}, block, lane, barriers);
 }
 
 }  // namespace lethe::matrix_state

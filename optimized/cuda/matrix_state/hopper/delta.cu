@@ -48,7 +48,10 @@ void solve(const DeltaSolveArguments& p, cudaStream_t stream) {
   const auto kernel = solve_chunks<Element, kBlocks>;
   constexpr int kBytes = SolveShared<kBlocks>::kBytes;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
-  kernel<<<static_cast<unsigned>(int64_t{1} * p.all_heads * p.chunks), kComputing, kBytes, stream>>>(p);
+  constexpr unsigned kMostOfAColumn = 32768;  // of a grid's second and third number
+  const unsigned chunks = static_cast<unsigned>(p.chunks), column = std::min(chunks, kMostOfAColumn);
+  const dim3 grid(static_cast<unsigned>(p.all_heads), column, (chunks + column - 1) / column);
+  kernel<<<grid, kComputing, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 

@@ -13,6 +13,8 @@ template <int kBlocks, int kGroups>
 struct DeltaSweepRoles {
   static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1;
+  /// Which of the loading warpgroup's warps share a scheduler with the preparing ones of the first rows, which have least to do.
+  static constexpr bool kDividesFirst = false;
   /// Of each thread at the launch, and of those of each warpgroup.
   static constexpr int kRegisters = kBlocks == 1   ? 80
                                     : kGroups == 1 ? 168
@@ -64,9 +66,10 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
   __syncthreads();
   if (warpgroup == 0) {
     change_registers<Shared::kRegisters, Shared::kLoadRegisters>();
-    if (call.block == 0) call.load();
-    else if (call.block == 1) call.weigh();
-    else call.divide(call.block - 2);
+    const int part = Shared::kDividesFirst ? kWarps - 1 - call.block : call.block;
+    if (part == 0) call.load();
+    else if (part == 1) call.weigh();
+    else call.divide(part - 2);
   } else if (warpgroup == 1) {
     change_registers<Shared::kRegisters, Shared::kPrepareRegisters>();
     call.prepare();

@@ -145,6 +145,36 @@ __device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& 
   return most;
 }
 
+/// A warp's rows of products with keys, times D: keys up to the row less kBefore, zeros after it. Tiles after the diagonal block are left as they are.
+/// first(c): of a tile, before its masks.
+template <int kBefore, typename First>
+__device__ __forceinline__ void weigh_lower_pairs(Sums& sums, const ChunkGates& gates, bool gated, int block, int lane,
+                                                  const First& first) {
+  const int i0 = 16 * block + lane / 4, t = lane % 4;
+  const int first_seen[2] = {gated ? gates.first_seen[i0] : 0, gated ? gates.first_seen[i0 + 8] : 0};
+  const bool cuts = gated && gates.first_seen[kChunk - 1] > 0;
+  const float sum[2] = {gated ? gates.sum[i0] : 0.0f, gated ? gates.sum[i0 + 8] : 0.0f};
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    if (c / 2 > block) break;
+    const int j = 8 * c + 2 * t;
+    if (gated) {
+      const float2 sum_j = *reinterpret_cast<const float2*>(&gates.sum[j]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[c][e] *= exp2_approximate(sum[e / 2] - (e % 2 ? sum_j.y : sum_j.x));
+    }
+    first(c);
+    if (cuts)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (!sees(i0 + 8 * (e / 2), j + e % 2, first_seen[e / 2])) sums[c][e] = 0.0f;
+    if (c / 2 == block)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (j + e % 2 > i0 + 8 * (e / 2) - kBefore) sums[c][e] = 0.0f;
+  }
+}
+
 /// A warp's rows of products of keys with queries, times D: queries from the row's token on, zeros before it. Blocks before the diagonal's are not read.
 __device__ __forceinline__ void weigh_later_pairs(float (&sums)[32], const ChunkGates& gates, bool gated, int block,
                                                   int lane) {
@@ -177,8 +207,14 @@ __device__ __forceinline__ int block_at(int block, int k) {
   return 32 * (kUpper ? lower_block(k, block) : lower_block(block, k));
 }
 
+/// A block's words, which are a left operand; or as two right ones of its transpose, side by side.
+template <bool kAsRight>
+__device__ __forceinline__ uint4 block_of(const uint32_t (&left)[4]) {
+  return kAsRight ? uint4{left[0], left[2], left[1], left[3]} : uint4{left[0], left[1], left[2], left[3]};
+}
+
 /// A warp's blocks become products of what they are with factors of their columns and `outer` of their rows. factor(column): of two.
-template <bool kUpper = false, typename Factor>
+template <bool kUpper = false, bool kAsRight = false, typename Factor>
 __device__ __forceinline__ void weigh_blocks(uint4* blocks, const Factor& factor, const float (&outer)[2], int block,
                                              int lane) {
   uint4 words[kWarps];
@@ -198,12 +234,12 @@ __device__ __forceinline__ void weigh_blocks(uint4* blocks, const Factor& factor
       const float2 pair = unpack<__half>(of[i]), w = i < 2 ? near : far;
       left[i] = pack<__half>(pair.x * w.x * outer[i % 2], pair.y * w.y * outer[i % 2]);
     }
-    blocks[block_at<kUpper>(block, k) + lane] = {left[0], left[1], left[2], left[3]};
+    blocks[block_at<kUpper>(block, k) + lane] = block_of<kAsRight>(left);
   }
 }
 
 /// The same of sums, which become blocks.
-template <bool kUpper = false>
+template <bool kUpper = false, bool kAsRight = false>
 __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, const float* factors,
                                                const float (&outer)[2], int block, int lane) {
 #pragma unroll
@@ -217,7 +253,7 @@ __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, 
       const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * k + 8 * (i / 2) + lane % 4 * 2]);
       words[i] = pack<__half>(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
     }
-    blocks[block_at<kUpper>(block, k) + lane] = {words[0], words[1], words[2], words[3]};
+    blocks[block_at<kUpper>(block, k) + lane] = block_of<kAsRight>(words);
   }
 }
 

@@ -30,4 +30,13 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };
 
+/// Of the sweep that makes values.
+template <int kBlocks, int kGroups>
+struct DeltaValuesShared : DeltaSweepShared<kBlocks, kGroups> {
+  static constexpr bool kDividesFirst = true;
+  static constexpr int kLoadRegisters = kBlocks == 1 ? 24 : 40, kStateRegisters = kBlocks == 1   ? 152
+                                                                                  : kGroups == 1 ? 232
+                                                                                                 : 192;
+};
+
 }  // namespace lethe::matrix_state

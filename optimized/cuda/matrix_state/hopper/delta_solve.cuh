@@ -18,25 +18,25 @@ struct SolveShared {
     float scratch[kWarps][16 * 20];
     ChunkGates gates;
     alignas(16) float key_unit[kChunk];
-    float strength[kChunk];  ///< β times the key's unit
+    float strength[kChunk];            ///< β times the key's unit
+    alignas(16) float factor[kChunk];  ///< −β times that twice
     uint64_t full;
   };
   static constexpr int kSolution = kBlocks * kPanel, kSmall = kSolution + kPanel;
   static constexpr int kBytes = kSmall + static_cast<int>(sizeof(Small));
 };
 
-/// A warp's products of keys, up to its diagonal block, over the units of both.
-__device__ __forceinline__ void divide_by_units(Sums& sums, const float* units, int block, int lane) {
+/// G of a warp's rows, from its products of keys: over the units of both, up to its diagonal block.
+__device__ __forceinline__ void weigh_keys(Sums& sums, const ChunkGates& gates, bool gated, const float* units,
+                                           int block, int lane) {
   const int i0 = 16 * block + lane / 4;
   const float row[2] = {reciprocal_of_power(units[i0]), reciprocal_of_power(units[i0 + 8])};
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    if (c / 2 > block) continue;
+  weigh_lower_pairs<1>(sums, gates, gated, block, lane, [&](int c) {
     const float2 unit = *reinterpret_cast<const float2*>(&units[8 * c + lane % 4 * 2]);
     const float near = reciprocal_of_power(unit.x), far = reciprocal_of_power(unit.y);
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[c][e] = sums[c][e] * row[e / 2] * (e % 2 ? far : near);
-  }
+  });
 }
 
 /// A warp's rows of the products of keys; `measured` gets each row and its unit, of one lane.
@@ -88,9 +88,33 @@ __device__ __forceinline__ void keep_norms(SolvedChunk& to, const Sums& sums, in
 /// W's rows of a warp, of which `strength` and `key_unit` are those of the chunk.
 __device__ __forceinline__ void keep_solution(SolvedChunk& to, Sums& sums, const float* strength, const float* key_unit,
                                               int block, int lane) {
-  scale_columns(sums, strength, lane);
-  float unit[2];
-  store_fragments(sums, unit, 0, block + 1, [&](int k) { return to.inverse + 32 * lower_block(block, k) + lane; });
+  float largest[2] = {0.0f, 0.0f}, unit[2], inverse[2];
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    if (c / 2 > block) break;
+    const float2 factor = *reinterpret_cast<const float2*>(&strength[8 * c + lane % 4 * 2]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sums[c][e] *= e % 2 ? factor.y : factor.x;
+      largest[e / 2] = fmaxf(largest[e / 2], fabsf(sums[c][e]));
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    unit[half] = power_of_two_below(quad_max(largest[half]));
+    inverse[half] = reciprocal_of_power(unit[half]);
+  }
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    if (k > block) break;
+    uint32_t left[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&x)[4] = sums[2 * k + i / 2];
+      left[i] = pack<__half>(x[i % 2 * 2] * inverse[i % 2], x[i % 2 * 2 + 1] * inverse[i % 2]);
+    }
+    to.inverse[32 * lower_block(block, k) + lane] = {left[0], left[1], left[2], left[3]};
+  }
   if (lane % 4 > 0) return;
   const int i0 = 16 * block + lane / 4;
   to.unit[i0] = key_unit[i0] * unit[0];
@@ -102,11 +126,14 @@ __global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_const
   using Shared = SolveShared<kBlocks>;
   extern __shared__ __align__(1024) char memory[];
   auto& small = *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
+  const int chunk = static_cast<int>(blockIdx.y + gridDim.y * blockIdx.z);
+  if (chunk >= p.chunks) return;
   const int block = ptx::in_uniform_register((threadIdx.x / 32 + blockIdx.x) % kWarps), lane = threadIdx.x % 32,
-            head = static_cast<int>(blockIdx.x) / p.chunks, b = head / p.heads, h = head % p.heads,
-            first = static_cast<int>(blockIdx.x) % p.chunks * kChunk;
+            head = static_cast<int>(blockIdx.x), b = head / p.heads, h = head % p.heads, first = chunk * kChunk;
+  const int64_t index = int64_t{1} * head * p.chunks + chunk;
   let_next_kernel_start();
-  for (unsigned i = blockIdx.x * kComputing + threadIdx.x; i < p.marks; i += gridDim.x * kComputing) p.cleared[i] = 0;
+  if (chunk == 0)
+    for (unsigned i = blockIdx.x * kComputing + threadIdx.x; i < p.marks; i += gridDim.x * kComputing) p.cleared[i] = 0;
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&small.full, 1);
     ptx::mbarrier_init_fence();
@@ -126,22 +153,22 @@ __global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_const
   __syncthreads();
   if (gated && block == 0) prepare_gates(small.gates, gates, 1.0f, 1.0f, false, lane);
   const uint32_t solution = ptx::shared_address(memory) + Shared::kSolution;
-  SolvedChunk& to = p.solved[blockIdx.x];
+  SolvedChunk& to = p.solved[index];
   ptx::mbarrier_wait(&small.full, 0);
   float products[32];
   multiply_keys<Element, kBlocks>(products, memory, block, lane, [&](int row, float unit) {
     small.key_unit[row] = unit;
     small.strength[row] = beta * unit;
+    small.factor[row] = -beta * unit * unit;
     to.key_unit[row] = unit;
   });
   Sums& sums = by_tiles(products);
   keep_norms(to, sums, block, lane);
   __syncthreads();
-  weigh_pairs(sums, small.gates, gated, 1, block, lane);
-  divide_by_units(sums, small.key_unit, block, lane);
-  solve_rows(sums, solution, small.scratch[block], small.strength, small.key_unit, block, lane);
+  weigh_keys(sums, small.gates, gated, small.key_unit, block, lane);
+  solve_rows(sums, solution, small.scratch[block], NegativeFactors{small.factor}, block, lane);
   if (p.transposed) {
-    uint4* const transposed = p.transposed + int64_t{1} * blockIdx.x * (kLowerBlocks * 32) + lane;
+    uint4* const transposed = p.transposed + index * (kLowerBlocks * 32) + lane;
     for (int j = 0; j <= block; ++j) {
       uint32_t words[4];
       load_transposed_left(words, solution, block, j, lane);

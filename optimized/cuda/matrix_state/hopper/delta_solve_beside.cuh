@@ -103,6 +103,7 @@ struct ChunkSolver {
     multiply_keys<Element, 2>(products, memory, block, lane, [&](int row, float unit) {
       small().key_unit[row] = unit;
       small().strength[row] = small().beta[row] * unit;
+      small().factor[row] = -small().strength[row] * unit;
       p.solved[index].key_unit[row] = unit;
     });
     Sums& sums = by_tiles(products);
@@ -113,9 +114,8 @@ struct ChunkSolver {
       if (threadIdx.x % kComputing == 0) load(at);
       copy_tokens(at, block_of(k + 1));
     }
-    weigh_pairs(sums, small().gates, gated, 1, block, lane);
-    divide_by_units(sums, small().key_unit, block, lane);
-    solve_rows(sums, solution, small().scratch[block], small().strength, small().key_unit, block, lane, barriers());
+    weigh_keys(sums, small().gates, gated, small().key_unit, block, lane);
+    solve_rows(sums, solution, small().scratch[block], NegativeFactors{small().factor}, block, lane, barriers());
     keep_solution(p.solved[index], sums, small().strength, small().key_unit, block, lane);
   }
 

@@ -1,0 +1,213 @@
+#pragma once
+// What a CTA of delta_sweep.cuh does beside its state: a warpgroup that loads a chunk, measures its rows and finds their units, and one that prepares it.
+
+#include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_rows.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_shared.cuh"
+#include "optimized/cuda/matrix_state/hopper/products.cuh"
+
+namespace lethe::matrix_state {
+
+/// kKeeps: for a backward, without queries.
+template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+struct DeltaSweep {
+  using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  static constexpr bool kBesideSolve = kBlocks > 1 && !kKeeps;  ///< where `ready` may be given
+  const DeltaSweepArguments& p;
+  char* const memory;
+  const int block, lane;  ///< the warp of its warpgroup, and the lane
+  const int b, h, head;
+  const int tile;  ///< the first one, of 64 columns
+
+  __device__ typename Shared::Small& small() const {
+    return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
+  }
+  __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
+  __device__ SolvedChunk& solved(int i) const { return reinterpret_cast<SolvedChunk*>(memory + Shared::kSolved)[i]; }
+  /// P of a chunk. Two places are enough: chunk n is prepared when the state before chunk n − 1 is measured, so when chunk n − 2 is swept.
+  __device__ uint4* pairs(int n) const {
+    return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
+  }
+  __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
+  /// scale · σ and the query's unit, over what is not read again when the units are known.
+  __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
+
+  /// A warpgroup: all rows of 64 columns of the state.
+  __device__ __forceinline__ void sweep(int group) const {
+    if constexpr (kKeeps) sweep_states(group);
+    else sweep_values(group);
+  }
+  __device__ __forceinline__ void sweep_states(int group) const;  // delta_sweep_states.cuh
+  __device__ __forceinline__ void sweep_values(int group) const;  // delta_sweep_values.cuh
+
+  /// One warp.
+  __device__ __forceinline__ void load() const {
+    const auto raw_of = [&](int n) {
+      RawChunk raw;
+      raw.load(p.gate, p.beta, p.length, b, h, first_of(n), lane);
+      return raw;
+    };
+    RawChunk next = raw_of(0);
+    if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
+    if constexpr (kKeeps) let_next_kernel_start();  // the sweep back, which reads what the solve has left
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
+      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      uint64_t* const full = &small().full[at.index];
+      if (lane == 0) {
+        char* const to = stage(at.index);
+        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kKeeps ? Shared::kKey : 0) + sizeof(SolvedChunk));
+        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
+        if constexpr (!kKeeps) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+        load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+        ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
+      }
+      const RawChunk raw = next;
+      if (n + 1 < p.chunks) next = raw_of(n + 1);
+      DeltaTokens& tokens = small().tokens[at.index];
+      *reinterpret_cast<float2*>(&tokens.beta[2 * lane]) = raw.beta;
+      if (p.gate.log_forget || n < Shared::kStages) {
+        prepare_gates(tokens.gates, raw.gates, 1.0f, 1.0f, false, lane);
+      } else {
+        open_gates(tokens.gates, lane);
+      }
+      arrive_warp(full, lane);
+    }
+    if (kBesideSolve && p.ready) end_after_previous_kernel();
+  }
+
+  /// A bound of the lengths of the state's columns by the largest number of chunk n's, of `unit`.
+  __device__ __forceinline__ float bound_of(int n, float unit) const {
+    constexpr float kRoot = kBlocks == 1 ? 8.0f : 11.5f;
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Shared::kStateWarps; ++i) most = fmaxf(most, small().largest[n % 2][i]);
+    return most * unit * kRoot;
+  }
+
+  /// A warp: two of four blocks of rows.
+  __device__ __forceinline__ void divide(int half) const {
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      DeltaTokenUnits& units = small().units[at.index];
+      const uint32_t query = ptx::shared_address(stage(at.index));
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+#pragma unroll 1
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        const int row = 16 * i + lane % 16;
+        const float of_value = measure_row<Element>(RowPart<kGroups>(query + Shared::kValue, i, lane));
+        units.largest_value[row] = of_value;
+        if constexpr (!kKeeps)
+          units.query_unit[row] = power_of_two_below(measure_and_divide_row<Element>(RowPart<kBlocks>(query, i, lane)));
+      }
+      if constexpr (!kKeeps) ptx::fence_async_shared();
+      arrive_warp(&small().rows[at.index], lane);
+    }
+  }
+
+  /// A warp: the units.
+  __device__ __forceinline__ void weigh() const {
+    float unit = 1.0f, unit_before = 1.0f;  // of the state before this chunk, and the one before it
+    DeltaGrowth growth;                     // of the chunk before
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      DeltaTokens& tokens = small().tokens[at.index];
+      SolvedChunk& chunk = solved(at.index);
+      const int earlier = max(n - 1, 0);
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+      const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
+      ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
+      const float before = growth.after(bound_of(earlier, unit_before));
+      if (n == 0) {
+        unit = delta_unit(before);
+        if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
+      }
+      const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
+                                       small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale, lane);
+      growth = own.whole;
+      if (lane == 0) {
+        small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
+        small().after[at.index] = next;
+      }
+      unit_before = n == 0 ? 1.0f : unit;
+      unit = next;
+      arrive_warp(&small().weighed[at.index], lane);
+    }
+    if constexpr (kKeeps) {  // publishes that all states and residuals are written
+      wait_until_stored(small().measured, small().stored, p.chunks);
+      if (lane == 0) ptx::store_release(&p.arrays.stored[blockIdx.x], 1);
+    }
+  }
+
+  /// A warpgroup: what no state enters, then weighed.
+  __device__ __forceinline__ void prepare() const {
+    const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // in a register of each thread: fewer spills
+    const bool gated = p.gate.log_forget != nullptr;
+    const int i0 = 16 * block + lane / 4;
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      char* const tiles = stage(at.index);
+      DeltaTokens& tokens = small().tokens[at.index];
+      SolvedChunk& chunk = solved(at.index);
+      ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      divide_rows<Element, kBlocks>(ptx::shared_address(tiles) + Shared::kKey, chunk.key_unit, block, lane);
+      ptx::fence_async_shared();
+      [[maybe_unused]] float sums[32];
+      if constexpr (!kKeeps) {
+        ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+        ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+        ptx::undefined(sums);
+        ptx::fence_registers(sums);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i)
+          issue_product<__half, ptx::Major::kK, ptx::Major::kK>(sums, tiles + i * kPanel,
+                                                                tiles + Shared::kKey + i * kPanel, i > 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::fence_registers(sums);
+        weigh_lower_pairs<0>(by_tiles(sums), tokens.gates, gated, block, lane, [](int) {});
+      }
+      ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
+      const float* const reciprocal = tokens.reciprocal();
+      {
+        const auto factor = [&](int column) {
+          const float2 x = *reinterpret_cast<const float2*>(&reciprocal[column]);
+          return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
+        };
+        const float outer[2] = {-chunk.unit[i0] * reciprocal[i0], -chunk.unit[i0 + 8] * reciprocal[i0 + 8]};
+        weigh_blocks<false, !kKeeps>(chunk.inverse, factor, outer, block, lane);
+      }
+      if constexpr (!kKeeps) {
+        const uint16_t* const of_state = small().of_state[n % 2];
+        const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
+        store_weighted<false, true>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
+      }
+      arrive_warp(&small().prepared[at.index], lane);
+    }
+  }
+
+  __device__ int64_t kept_tile(int n, int group) const {
+    return (int64_t{1} * (tile + group) * p.all_heads + head) * p.chunks + n;
+  }
+  /// This warp's rows of S before a chunk, and what it is divided by.
+  __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
+    const int64_t kept = kept_tile(n, group);
+    store_images<kBlocks>(p.arrays.before + kept * (kBlocks * kPanel / 16), rounded, block, lane);
+    if (threadIdx.x % kComputing == 0) p.arrays.before_unit[kept] = unit;
+  }
+  /// The same of R.
+  __device__ __forceinline__ void keep_residual(int n, int group, const char* value,
+                                                const float (&reciprocal)[2]) const {
+    const int64_t kept = kept_tile(n, group);
+    __syncwarp();
+    store_images<1>(p.arrays.residual + kept * (kPanel / 16), value, block, lane);
+    if (lane % 4 > 0) return;
+    float* const units = p.arrays.residual_unit + kept * kChunk + 16 * block + lane / 4;
+    units[0] = reciprocal_of_power(reciprocal[0]), units[8] = reciprocal_of_power(reciprocal[1]);
+  }
+};
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,209 @@
+#pragma once
+// A warpgroup of delta_sweep.cuh that carries 64 columns of the state, of a forward.
+//
+// It holds the transposes of S, X, R and O: a warp 16 columns of the values, whose numbers no other warp needs. So what a product leaves in registers is,
+// rounded, the left operand of the next one, and the warps meet only where O leaves.
+//
+//   Sᵀ Kᵀ, Sᵀ Qᵀ                  wgmma, from S rounded to float16; of more than 64 rows the second one later, in the first one's registers
+//   Xᵀ = Vᵀ − γ Sᵀ Kᵀ
+//   Rᵀ = Xᵀ − Xᵀ (W β)ᵀ           mma.sync, with the lower blocks alone
+//   Sᵀ = γ_C Sᵀ + (D_C β R)ᵀ K    wgmma
+//   Oᵀ = γ Sᵀ Qᵀ + Rᵀ (P β)ᵀ      mma.sync, under the one before
+
+#include "optimized/cuda/matrix_state/hopper/delta_sweep_roles.cuh"
+
+namespace lethe::matrix_state {
+
+/// sums += left · Lᵀ, of a lower triangle L by blocks of 16 × 16: each of 32 lanes, two right operands side by side.
+__device__ __forceinline__ void add_triangle(float (&sums)[32], const uint32_t (&left)[16], const uint4* blocks,
+                                             int lane) {
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    const uint32_t a[4] = {left[4 * k], left[4 * k + 1], left[4 * k + 2], left[4 * k + 3]};
+#pragma unroll
+    for (int i = k; i < kWarps; ++i) {
+      const uint4 words = blocks[32 * lower_block(i, k) + lane];
+      ptx::multiply_add<__half>(by_tiles(sums)[2 * i], a, words.x, words.y);
+      ptx::multiply_add<__half>(by_tiles(sums)[2 * i + 1], a, words.z, words.w);
+    }
+  }
+}
+
+/// Sums as a left operand, their columns times `factors`.
+__device__ __forceinline__ void pack_weighted(uint32_t (&left)[16], const float (&sums)[32], const float* factors,
+                                              int lane) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    const float2 factor = *reinterpret_cast<const float2*>(&factors[8 * c + lane % 4 * 2]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      left[2 * c + half] = pack<__half>(sums[4 * c + 2 * half] * factor.x, sums[4 * c + 2 * half + 1] * factor.y);
+  }
+}
+
+/// sums become Vᵀ over the tokens' units, less their columns times `read`: 16 columns of V from `tile`.
+template <typename Element>
+__device__ __forceinline__ void subtract_from_values(float (&sums)[32], uint32_t tile, const float* reciprocal,
+                                                     const float* read, int block, int lane) {
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    uint32_t values[4];
+    load_transposed_left(values, tile, k, block, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int c = 2 * k + half, token = 8 * c + lane % 4 * 2;
+      const float2 over = *reinterpret_cast<const float2*>(&reciprocal[token]),
+                   factor = *reinterpret_cast<const float2*>(&read[token]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 v = unpack<Element>(values[2 * half + i]);
+        float &x = sums[4 * c + 2 * i], &y = sums[4 * c + 2 * i + 1];
+        x = fmaf(v.x, over.x, -factor.x * x);
+        y = fmaf(v.y, over.y, -factor.y * y);
+      }
+    }
+  }
+}
+
+/// A warp's 16 columns of a tile, from its rows of sums of the transpose.
+__device__ __forceinline__ void store_packed_transposed(uint32_t tile, const uint32_t (&packed)[16], int block,
+                                                        int lane) {
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k)
+    ptx::store_matrices_transposed(at_piece(columns_address(tile, k, lane), 2 * block), packed[4 * k],
+                                   packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
+}
+
+/// state += left · keys, of 64 tokens and all rows of the state: issued.
+template <int kBlocks>
+__device__ __forceinline__ void issue_update(float (&state)[32 * kBlocks], const uint32_t (&left)[16],
+                                             const char* keys) {
+  const uint64_t right = ptx::operand_descriptor(keys, kPanel);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    ptx::wgmma<ptx::Major::kMN>(__half{}, state, left[4 * k], left[4 * k + 1], left[4 * k + 2], left[4 * k + 3],
+                                ptx::advance<kStepBytes<ptx::Major::kMN>>(right, k), true);
+}
+
+template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kKeeps>::sweep_values(int group) const {
+  const int column = 64 * (tile + group), columns = min(64, p.columns - column);
+  float state[32 * kBlocks];                // divided by units that weigh() knows
+  const auto each = [&](const auto& use) {  // a number of the state, where it is in memory, and whether it is there
+#pragma unroll
+    for (int i = 0; i < 32 * kBlocks; ++i) {
+      const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, c = 16 * block + lane / 4 + i / 2 % 2 * 8;
+      use(state[i], (int64_t{1} * head * p.rows + row) * p.columns + column + c, row < p.rows && c < columns);
+    }
+  };
+  each([&](float& number, int64_t place, bool there) { number = p.initial && there ? p.initial[place] : 0.0f; });
+  const auto scale_state = [&](float factor) {
+#pragma unroll
+    for (int i = 0; i < 32 * kBlocks; ++i) state[i] *= factor;
+  };
+  const auto measure = [&](int n) {  // the state before chunk n
+    const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state));
+    if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
+    arrive_warp(&small().measured[n % 2], lane);
+  };
+  measure(0);
+  float unit = 1.0f;  // of the state
+  ptx::RingPosition at;
+  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+    DeltaTokens& tokens = small().tokens[at.index];
+    DeltaTokenUnits& units = small().units[at.index];
+    SolvedChunk& chunk = solved(at.index);
+    const char* const query = stage(at.index);
+    const char* const key = query + Shared::kKey;
+    char* const value = stage(at.index) + Shared::kValue + group * kPanel;
+    if (n == 0) {
+      ptx::mbarrier_wait(&small().prepared[0], 0);
+      scale_state(small().first_reciprocal);
+      unit = reciprocal_of_power(small().first_reciprocal);
+    }
+    uint32_t rounded[kBlocks][16];
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+      pack_sums<__half>(rounded[m], reinterpret_cast<const float(&)[kBlocks][32]>(state)[m], 1.0f);
+    ptx::mbarrier_wait(&small().full[at.index], at.parity);
+    ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
+    float x[32], out[32];
+    const auto read_queries = [&] {
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
+      ptx::wgmma_commit();
+    };
+    ptx::undefined(x);
+    ptx::fence_registers(x);
+    if constexpr (kBlocks == 1) {
+      ptx::undefined(out);
+      ptx::fence_registers(out);
+    }
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) issue_product<__half, ptx::Major::kK>(x, rounded[m], key + m * kPanel, m > 0);
+    ptx::wgmma_commit();
+    const float decay = small().decay[at.index];
+    unit = small().after[at.index];
+    if constexpr (kBlocks == 1) {
+      read_queries();
+      scale_state(decay);
+    }
+    ptx::wgmma_wait<kBlocks == 1 ? 1 : 0>();
+    ptx::fence_registers(x);
+    if constexpr (kBlocks > 1) scale_state(decay);
+    subtract_from_values<Element>(x, ptx::shared_address(value), tokens.reciprocal(), tokens.read_key(), block, lane);
+    uint32_t left[16];
+    pack_sums<__half>(left, x, 1.0f);
+    if (n > 0 && arrives(lane)) {
+      ptx::bulk_wait_read<0>();  // the chunk before's rows
+      ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
+    }
+    add_triangle(x, left, chunk.inverse, lane);
+    if constexpr (kBlocks > 1) {  // has no registers for these sums before
+      ptx::undefined(out);
+      ptx::fence_registers(out);
+      ptx::wgmma_fence();
+      read_queries();
+    }
+    pack_weighted(left, x, tokens.write(), lane);
+    uint32_t residual[16];
+    pack_sums<__half>(residual, x, 1.0f);
+    ptx::fence_registers(left);
+    ptx::fence_registers(state);
+    ptx::wgmma_fence();
+    issue_update<kBlocks>(state, left, key);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(out);
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
+    scale_columns(by_tiles(out), units.read_state(), lane);
+    add_triangle(out, residual, pairs(n), lane);
+    scale_columns(by_tiles(out), out_unit(chunk), lane);
+    pack_sums<Element>(residual, out, 1.0f);
+    store_packed_transposed(ptx::shared_address(value), residual, block, lane);  // over what this warp has read
+    ptx::fence_async_shared();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(state);
+    ptx::fence_registers(left);
+    measure(n + 1);
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // all columns of O are there
+    if (lane == 0) {
+      ptx::store_tile(&p.maps[3], value + 16 * block * 128, column, h, static_cast<int>(first_of(n)) + 16 * block, b);
+      ptx::bulk_commit();
+    }
+  }
+  if (p.last) {
+    scale_state(unit);
+    each([&](float& number, int64_t place, bool there) {
+      if (there) p.last[place] = number;
+    });
+  }
+  if (lane == 0) ptx::bulk_wait<0>();
+}
+
+}  // namespace lethe::matrix_state

@@ -116,6 +116,8 @@ struct ChunkSolver {
     weigh_pairs(sums, small().gates, gated, 1, block, lane);
     divide_by_units(sums, small().key_unit, block, lane);
     solve_rows(sums, solution, small().scratch[block], small().strength, small().key_unit, block, lane, barriers());
+    if (p.transposed)
+      keep_transposed(p.transposed + int64_t{1} * index * (kLowerBlocks * 32) + lane, solution, block, lane);
     keep_solution(p.solved[index], sums, small().strength, small().key_unit, block, lane);
   }
 

@@ -9,8 +9,8 @@
 //   warpgroup 2…   S, rounded, to shared memory; X = V − γ K S; R = X − W β X;
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
-// All that becomes float16 is divided by the units of delta_units.cuh. X, R and O lie over V, R times its weights over the rounded state. So
-// that a chunk's rows of O or R need not have left before the next one begins, its stage is empty only during that.
+// All that becomes float16 is divided by the units of delta_units.cuh. X, R and O lie over V, O over Q where R is kept and one warpgroup reads Q; R times its
+// weights over the rounded state. So that a chunk's rows of O or R need not have left before the next one begins, its stage is empty only during that.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_state.cuh"
@@ -20,11 +20,11 @@
 
 namespace lethe::matrix_state {
 
-/// kKeeps: for a backward, without queries.
-template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+/// kReads: by queries. kKeeps: states and residuals for a backward.
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 struct DeltaSweep {
   using Shared = DeltaSweepShared<kBlocks, kGroups>;
-  static constexpr bool kBesideSolve = kBlocks > 1 && !kKeeps;  ///< where `ready` is given
+  static constexpr bool kBesideSolve = kBlocks > 1 && kReads;  ///< where `ready` is given
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
@@ -53,7 +53,7 @@ struct DeltaSweep {
     };
     RawChunk next = raw_of(0);
     if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
-    if constexpr (kKeeps) let_next_kernel_start();  // the sweep back, which reads what the solve has left
+    if constexpr (!kReads) let_next_kernel_start();  // the sweep back, which reads what the solve has left
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
@@ -61,9 +61,9 @@ struct DeltaSweep {
       uint64_t* const full = &small().full[at.index];
       if (lane == 0) {
         char* const to = stage(at.index);
-        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kKeeps ? Shared::kKey : 0) + sizeof(SolvedChunk));
+        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk));
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
-        if constexpr (!kKeeps) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+        if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
         ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
       }
@@ -102,10 +102,10 @@ struct DeltaSweep {
         const int row = 16 * i + lane % 16;
         const float of_value = measure_row<Element>(RowPart<kGroups>(query + Shared::kValue, i, lane));
         units.largest_value[row] = of_value;
-        if constexpr (!kKeeps)
+        if constexpr (kReads)
           units.query_unit[row] = power_of_two_below(measure_and_divide_row<Element>(RowPart<kBlocks>(query, i, lane)));
       }
-      if constexpr (!kKeeps) ptx::fence_async_shared();
+      if constexpr (kReads) ptx::fence_async_shared();
       arrive_warp(&small().rows[at.index], lane);
     }
   }
@@ -122,6 +122,7 @@ struct DeltaSweep {
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
       const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
+      if constexpr (kReads && kKeeps) keep_keys(n, chunk);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
       const float before = growth.after(bound_of(earlier, unit_before));
       if (n == 0) {
@@ -139,7 +140,7 @@ struct DeltaSweep {
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
     }
-    if constexpr (kKeeps) {  // publishes that all states and residuals are written
+    if constexpr (!kReads) {  // publishes that all states and residuals are written
       wait_until_stored(small().measured, small().stored, p.chunks);
       if (lane == 0) ptx::store_release(&p.arrays.stored[blockIdx.x], 1);
     }
@@ -159,7 +160,7 @@ struct DeltaSweep {
       divide_rows<Element, kBlocks>(ptx::shared_address(tiles) + Shared::kKey, chunk.key_unit, block, lane);
       ptx::fence_async_shared();
       [[maybe_unused]] float sums[32];
-      if constexpr (!kKeeps) {
+      if constexpr (kReads) {
         ptx::mbarrier_wait(&small().rows[at.index], at.parity);
         ptx::named_barrier_sync(kPrepareBarrier, kComputing);
         ptx::undefined(sums);
@@ -184,7 +185,7 @@ struct DeltaSweep {
         const float outer[2] = {-chunk.unit[i0] * reciprocal[i0], -chunk.unit[i0 + 8] * reciprocal[i0 + 8]};
         weigh_blocks(chunk.inverse, factor, outer, block, lane);
       }
-      if constexpr (!kKeeps) {
+      if constexpr (kReads) {
         const uint16_t* const of_state = small().of_state[n % 2];
         const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
         store_weighted(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
@@ -201,7 +202,6 @@ struct DeltaSweep {
     const auto place_of = [&](int row, int c) { return (int64_t{1} * head * p.rows + row) * p.columns + column + c; };
     char* const rounded = memory + Shared::kState + group * kBlocks * kPanel;
     const auto sync = [&] { ptx::named_barrier_sync(kStateBarrier + group, kComputing); };
-
     DeltaState<64 * kBlocks> state;  // divided by units that prepare() knows
     state.load(p.initial, p.rows, columns, place_of, block, lane);
     const auto sums_of = [&](int m) -> float(&)[32] { return reinterpret_cast<float(&)[32]>(state.x[m]); };
@@ -220,7 +220,7 @@ struct DeltaSweep {
       store_packed(ptx::shared_address(to), packed, place);
     };
     measure(0);
-    constexpr int kBehind = kKeeps ? 0 : 1;  // products with queries, which are waited for later
+    constexpr int kBehind = kReads ? 1 : 0;  // products with queries, which are waited for later
     float unit = 1.0f;                       // of the state
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
@@ -229,6 +229,7 @@ struct DeltaSweep {
       char* const query = stage(at.index);
       const char* const key = query + Shared::kKey;
       char* const value = query + Shared::kValue + group * kPanel;
+      [[maybe_unused]] char* const result = kKeeps && kGroups == 1 ? query : value;
       if (n == 0) {
         ptx::mbarrier_wait(&small().prepared[0], 0);
         scale_state(small().first_reciprocal);
@@ -245,7 +246,7 @@ struct DeltaSweep {
       uint32_t left[16];
       ptx::undefined(x);
       ptx::fence_registers(x);
-      if constexpr (!kKeeps) {
+      if constexpr (kReads) {
         ptx::undefined(out);
         ptx::fence_registers(out);
       }
@@ -254,7 +255,7 @@ struct DeltaSweep {
       for (int m = 0; m < kBlocks; ++m)
         issue_product<__half, Major::kK, Major::kMN>(x, key + m * kPanel, rounded + m * kPanel, m > 0);
       ptx::wgmma_commit();
-      if constexpr (!kKeeps) {
+      if constexpr (kReads) {
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m)
           issue_product<__half, Major::kK, Major::kMN>(out, query + m * kPanel, rounded + m * kPanel, m > 0);
@@ -283,7 +284,7 @@ struct DeltaSweep {
       ptx::fence_async_shared();
       load_blocks(left, chunk.inverse, block, lane);
       ptx::wgmma_wait<0>();
-      if constexpr (!kKeeps) ptx::fence_registers(out);
+      if constexpr (kReads) ptx::fence_registers(out);
       if (n > 0 && arrives(lane)) {
         ptx::bulk_wait_read<kKeeps ? 1 : 0>();  // the chunk before's rows; this chunk's S may still be read
         ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
@@ -294,7 +295,7 @@ struct DeltaSweep {
       ptx::wgmma_fence();
       issue_product<__half, Major::kMN>(x, left, value, true);
       ptx::wgmma_commit();
-      if constexpr (!kKeeps) {
+      if constexpr (kReads) {
         const float* const read_state = small().units[at.index].read_state();
         scale_rows(out, read_state[i0], read_state[i0 + 8]);
       }
@@ -320,11 +321,9 @@ struct DeltaSweep {
         issue_product<__half, Major::kMN, Major::kMN>(sums_of(m), key + m * kPanel, rounded, true);
       ptx::wgmma_commit();
       put(value, x);
-      if constexpr (kKeeps) {
-        ptx::fence_async_shared();
-        keep_residual(n, group, value, reciprocal);
-      } else {
-        ptx::fence_async_shared();
+      ptx::fence_async_shared();
+      if constexpr (kKeeps) keep_residual(n, group, value, reciprocal);
+      if constexpr (kReads) {
         load_blocks(left, pairs(n), block, lane);
         sync();
         ptx::fence_registers(out);
@@ -338,14 +337,15 @@ struct DeltaSweep {
       for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(sums_of(m));
       measure(n + 1);
       ptx::wgmma_wait<0>();
-      if constexpr (!kKeeps) ptx::fence_registers(out);
+      if constexpr (kReads) ptx::fence_registers(out);
       ptx::fence_registers(left);
       sync();  // all products have ended
-      if constexpr (!kKeeps) {
+      if constexpr (kReads) {
         scale_rows(out, out_unit(chunk)[i0], out_unit(chunk)[i0 + 8]);
         uint32_t packed[16];
         pack_sums<Element>(packed, out, 1.0f);
-        store_rows_by_map(value, packed, p.maps[3], column, first_of(n), b, h, place);
+        if constexpr (kKeeps && kGroups > 1) wait_for_stores(lane);  // the residual has left
+        store_rows_by_map(result, packed, p.maps[3], column, first_of(n), b, h, place);
       }
     }
     if (p.last) {
@@ -353,11 +353,18 @@ struct DeltaSweep {
       state.store(p.last, p.rows, columns, place_of, block, lane);
     }
     if (lane == 0) ptx::bulk_wait<0>();
-    if constexpr (kKeeps) arrive_warp(&small().stored, lane);
+    if constexpr (!kReads) arrive_warp(&small().stored, lane);
   }
 
   __device__ int64_t kept_tile(int n, int group) const {
     return (int64_t{1} * (tile + group) * p.all_heads + head) * p.chunks + n;
+  }
+  /// A warp: what the solve has found of the keys.
+  __device__ __forceinline__ void keep_keys(int n, const SolvedChunk& chunk) const {
+    if (tile > 0) return;
+    ChunkKeys& to = p.arrays.keys[int64_t{1} * head * p.chunks + n];
+    *reinterpret_cast<float2*>(&to.unit[2 * lane]) = own_pair(chunk.key_unit, lane);
+    *reinterpret_cast<float2*>(&to.norm[2 * lane]) = own_pair(chunk.key_norm, lane);
   }
   /// This warp's rows of S before a chunk, and what it is divided by.
   __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
@@ -377,7 +384,7 @@ struct DeltaSweep {
   }
 };
 
-template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
                                   DeltaSweepShared<kBlocks, kGroups>::kTogether)
     delta_sweep(const __grid_constant__ DeltaSweepArguments p) {
@@ -386,7 +393,7 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
   const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
             head = static_cast<int>(blockIdx.x) / ctas, lane = static_cast<int>(threadIdx.x % 32), b = head / p.heads,
             h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
-  const DeltaSweep<Element, kBlocks, kGroups, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
+  const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
   run_roles<Shared>(call, warp / kWarps);
 }
 

@@ -72,6 +72,7 @@ struct DeltaKeyPreparation {
     char* const record = p.records + int64_t{1} * place * Record::kBytes;
     float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
 
+    const float* const gate = call.first_gate();
     call.prefetch_gates();
     // Of a token of each of the first two lanes of four: row g or g + 8.
     const int64_t beta_token = first + i0 + 8 * (t % 2);
@@ -85,7 +86,7 @@ struct DeltaKeyPreparation {
       typename Block::Rows keys, queries;
       call.load_rows(keys, p.key);
       call.load_rows(queries, p.query);
-      call.load_gates(gates, 0);
+      call.load_gates(gates, gate, 0);
       if constexpr (kGroups > 1) finish(before);
       call.divide(keys, Memory::kReadKey, key_unit);
       call.divide(queries, 0, query_unit);
@@ -93,7 +94,7 @@ struct DeltaKeyPreparation {
 #pragma unroll 1
     for (int s = 0; s < Block::kSteps; ++s) {
       float next[2][8];
-      if (s + 1 < Block::kSteps) call.load_gates(next, s + 1);
+      if (s + 1 < Block::kSteps) call.load_gates(next, gate, s + 1);
       call.halve(gates, s, near_pairs);
 #pragma unroll
       for (int half = 0; half < 2; ++half)

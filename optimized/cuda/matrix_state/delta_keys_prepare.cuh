@@ -50,12 +50,12 @@ struct DeltaKeyPreparation {
     int before = -1;
 #pragma unroll 1
     for (int turn = 0, item; (item = item_of(turn, shared)) < p.items; ++turn) before = prepare(item, before);
-    finish(before);
+    finish(before, warp == 0);
   }
-  /// The group's tiles are read no more, and the record that it has stored, at `place`, is published; before its first one: −1, nothing.
-  __device__ __forceinline__ void finish(int place) const {
+  /// The group's tiles are read no more, and the record that it has stored, at `place`, is published by one warp; before its first one: −1, nothing.
+  __device__ __forceinline__ void finish(int place, bool publishes) const {
     meet();
-    if (place >= 0 && threadIdx.x % kComputing == 0) ptx::store_release(&p.prepared[place], 1);
+    if (publishes && lane == 0 && place >= 0) ptx::store_release(&p.prepared[place], 1);
   }
 
   /// Returns the record's place; `before`: the place of that before it.
@@ -87,7 +87,8 @@ struct DeltaKeyPreparation {
       call.load_rows(keys, p.key);
       call.load_rows(queries, p.query);
       call.load_gates(gates, gate, 0);
-      if constexpr (kGroups > 1) finish(before);
+      // The first block's warp, which has least to do, waits until what all have stored is seen.
+      if constexpr (kGroups > 1) finish(before, block == 0);
       call.divide(keys, Memory::kReadKey, key_unit);
       call.divide(queries, 0, query_unit);
     }

@@ -15,14 +15,25 @@ inline bool keeps_divisors(int blocks, const MatrixStateForm& form) {
   return blocks == 1 && form.normalize && form.key_gate == MatrixStateForm::Gate::kToken;
 }
 
+/// Bytes of a chunk of 64 tokens that the delta rule's forward leaves, of a state of so many tiles of 64 rows and 64 columns: Wᵀ by blocks of 16 × 16 on and
+/// above its diagonal, units and norms of keys, S before the chunk and the residuals in 16 bits, their units, one a token and one a tile of columns.
+constexpr int kept_delta_bytes(int row_tiles, int column_tiles) {
+  constexpr int kTile = 64 * 64 * 2, kInverse = 10 * 16 * 16 * 2, kFloats = 64 * 4;
+  return kInverse + 2 * kFloats + column_tiles * ((row_tiles + 1) * kTile + kFloats + 4);
+}
+
 /// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th token,
 /// of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32, with z·q of every token where
-/// keeps_divisors(). 0 where it leaves none. Int: int64_t, or a symbolic integer.
+/// keeps_divisors(). Of the delta rule kept_delta_bytes() a chunk, to 128 × 128. 0 where it leaves none. Int: int64_t, or a symbolic integer.
 template <typename Int>
 Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim, const MatrixStateForm& form,
                      Dtype dtype) {
   if (dtype != Dtype::kBFloat16 && dtype != Dtype::kFloat16) return 0;
-  if (form.key_gate == MatrixStateForm::Gate::kKey || form.value_gate || form.delta) return 0;
+  if (form.key_gate == MatrixStateForm::Gate::kKey || form.value_gate) return 0;
+  if (form.delta) {
+    if (form.normalize || key_dim > 128 || value_dim > 128 || key_dim < 1 || value_dim < 1 || length <= 64) return 0;
+    return (length + 63) / 64 * kept_delta_bytes(key_dim > 64 ? 2 : 1, value_dim > 64 ? 2 : 1);
+  }
   if (key_dim > 128 || value_dim > 64 || value_dim < 1) return 0;
   const int blocks = key_dim > 64 ? 2 : 1, each = 512 / blocks;
   if (length <= each || (blocks > 1 && length > kLongestOfTwoBlocks && !form.normalize)) return 0;

@@ -64,7 +64,10 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
 /// reads    as gated_state; beta = β [B,T,H], ≥ 0, float32 or float64 as the gates, or query's dtype. The recurrence is stable for β|k|² in [0, 2]
 /// returns  values [B,T,H,V], dtype of query; state [B,H,K,V] after the last token
 /// throws   as gated_state
-/// cost     as gated_state, and saves its inputs alone; on compute capability 9.0 besides 5.9 KB for each 64 tokens of a head. With a gate a row, on tensor cores, a backward has
+/// cost     as gated_state. Where a derivative is recorded, on compute capability 9.0, with 16-bit inputs to 128 × 128 of more than 64 tokens, no gate or one a
+///          token, and that scale, saves beside its inputs the state before every 64th token, what the tokens' values differ from, and the inverses of
+///          chunks, in 16 bits: to 64 × 64 348 bytes a token and head, at 128 × 128 864. At 8 × 4096 × 24 of 64 × 64 they are 261 MiB beside q, k and v of
+///          288 MiB. Other calls save their inputs alone. On compute capability 9.0 a call needs 5.9 KB for each 64 tokens of a head meanwhile. With a gate a row, on tensor cores, a backward has
 ///          up to 106 KB for each 64 tokens instead, and a forward up to 71 KB for those of two windows (optimized/cuda/README.md)
 /// numerics as gated_state
 std::tuple<at::Tensor, at::Tensor> delta_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

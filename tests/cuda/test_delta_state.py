@@ -171,8 +171,8 @@ class Units(unittest.TestCase):
                 assert_same_gradients_after(self, given, other)
 
     def test_heads_have_the_same_bits_at_a_long_calls_size(self):
-        """Over 64 chunks, in memory that holds another call's. Of 128 rows chunks are solved beside the sweeps of 96 heads, of 112 heads most before them, of
-        192 all, where a GPU has 132 multiprocessors."""
+        """Over 64 chunks, in memory that holds another call's. Where a GPU has 132 multiprocessors, chunks of 128 rows are solved beside the sweeps of 96
+        heads, of 112 most before them, of 192 all; of 64 rows beside those of 96 and 112, of 192 most before them."""
         for (rows, columns), gated in itertools.product(SIZES, (False, True)):
             with self.subTest(rows=rows, columns=columns, gated=gated):
                 problem = lambda seed: delta_problem(torch.bfloat16, length=4096, heads=8, rows=rows, columns=columns, seed=seed)
@@ -201,6 +201,60 @@ class Units(unittest.TestCase):
                 first = {name: tensor[:, 7:8] if name == "state" else tensor[:, :, 7:8] for name, tensor in given.items()}
                 for many, alone, dim in zip(run(given, DEVICE), run(first, DEVICE), (2, 1)):
                     self.assertTrue(torch.equal(many.narrow(dim, 7, 1), alone))
+
+
+class LeftStates(unittest.TestCase):
+    """What a forward leaves for its backward, which else computes it again: on compute capability 9.0, of more than one chunk, without a gate a row."""
+
+    def results(self, given, keep, change=lambda left: left, gated=True):
+        """Values, last state and the gradients of a fixed loss, by the internal operators, and what the forward left, which `change` may change for the backward."""
+        inputs = [name and given[name].to(DEVICE) for name in ("query", "key", "value", "gate" if gated else None, None, "beta", "state")]
+        values, state, left = torch.ops.lethe._matrix_state_forward(*inputs, 0.3, False, keep)
+        direction, of_state = (torch.linspace(-9, 9, result.numel(), dtype=torch.float64).sin().view(result.shape).to(result) for result in (values, state))
+        return [values, state, *torch.ops.lethe._matrix_state_backward(direction, of_state, *inputs, change(left), 0.3, False)], left
+
+    def setUp(self):
+        if DEVICE != "cuda" or torch.cuda.get_device_capability() != (9, 0):
+            self.skipTest("needs a GPU of compute capability 9.0")
+
+    def test_give_the_bits_of_computed_ones(self):
+        for (rows, columns), dtype, gated, length in itertools.product(SIZES, (torch.bfloat16, torch.float16), (False, True), (65, 260, 1100)):
+            with self.subTest(rows=rows, columns=columns, dtype=dtype, gated=gated, length=length):
+                given = delta_problem(dtype, length=length, rows=rows, columns=columns)
+                without, none = self.results(given, None, gated=gated)
+                read, left = self.results(given, True, gated=gated)
+                zeroed, _ = self.results(given, True, torch.zeros_like, gated)
+                row_tiles, column_tiles, chunks = -(-rows // 64), -(-columns // 64), -(-length // 64)
+                self.assertEqual(left.shape, (1, 2, chunks * (5120 + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4))))
+                self.assertEqual(none.numel(), 0)
+                for found, alone in zip(read[:2], without[:2]):  # by another kernel, which leaves nothing
+                    self.assertLessEqual((found.double() - alone.double()).norm(), 2 * BUDGET[dtype] * alone.double().norm())
+                for i, (found, computed) in enumerate(zip(read[2:], without[2:])):
+                    self.assertTrue(torch.equal(found, computed), i)
+                self.assertFalse(torch.equal(zeroed[2], read[2]), "what the forward left was not read")
+
+    def test_are_the_same_every_time_and_nothing_is_left_of_one_chunk(self):
+        for rows, columns in SIZES:
+            given, other = ({name: tensor.to(DEVICE) for name, tensor in delta_problem(torch.bfloat16, length=1300, heads=150, rows=rows, columns=columns, seed=seed).items()}
+                            for seed in (6, 7))
+            first, kept = self.results(given, True)
+            for _ in range(4):
+                self.results(other, True)
+                again, left = self.results(given, True)
+                with self.subTest(rows=rows, columns=columns):
+                    self.assertTrue(torch.equal(left, kept), "what the forward left")
+                    self.assertEqual([i for i, found in enumerate(again) if not torch.equal(found, first[i])], [])
+            few = {name: tensor[:, :64] if name != "state" else tensor for name, tensor in given.items()}
+            self.assertEqual(self.results(few, True)[1].numel(), 0)
+
+    def test_are_saved_where_a_derivative_is_recorded_alone(self):
+        saved = []
+        given = {name: tensor.to(DEVICE).requires_grad_() for name, tensor in delta_problem(torch.bfloat16, length=1100).items()}
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.nbytes) or tensor, lambda tensor: tensor):
+            results_on(given, DEVICE)
+            with torch.no_grad():
+                results_on(given, DEVICE)
+        self.assertEqual(sorted(saved), sorted([2 * 18 * (5120 + 512 + 2 * 8192 + 260), *(tensor.nbytes for tensor in given.values())]))
 
 
 class KeyGates(unittest.TestCase):

@@ -202,6 +202,16 @@ class MatrixState(unittest.TestCase):
                 *_, kept = lethe._matrix_state_forward(*head, 0.5, False)
                 self.assertEqual((kept.shape, kept.dtype), ((0,), torch.uint8))
 
+    def test_what_the_delta_rule_leaves_has_its_size_on_the_meta_device(self):
+        chunk = lambda row_tiles, column_tiles: 5120 + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4)
+        for key_dim, value_dim, length, gate, size in ((64, 64, 65, None, 2 * chunk(1, 1)), (128, 128, 4096, "log_head_gate", 64 * chunk(2, 2)), (65, 40, 200, None, 4 * chunk(2, 1)),
+                                                       (40, 65, 200, "log_head_gate", 4 * chunk(1, 2)), (64, 64, 64, None, 0), (64, 64, 200, "log_key_gate", 0), (64, 129, 200, None, 0)):
+            with self.subTest(key_dim=key_dim, value_dim=value_dim, length=length, gate=gate):
+                given = inputs(length, key_dim=key_dim, value_dim=value_dim, dtype=torch.bfloat16)
+                head = [name and given[name].detach().to("meta") for name in ("query", "key", "value", gate, None, "beta", None)]
+                *_, kept = lethe._matrix_state_forward(*head, 0.5, False, True)
+                self.assertEqual((kept.shape, kept.dtype), ((2, 2, size), torch.uint8))
+
     def test_refuses_a_second_derivative_by_name(self):
         tensors = inputs(5)
         (gradient,) = torch.autograd.grad(lethe.gated_state(tensors["query"], tensors["key"], tensors["value"], None, None)[0].sum(),

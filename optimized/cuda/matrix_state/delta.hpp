@@ -21,8 +21,13 @@ constexpr int kLowerBlocks = kWarps * (kWarps + 1) / 2;
 
 __host__ __device__ constexpr int lower_block(int row, int column) { return row * (row + 1) / 2 + column; }
 
+/// Of a chunk's keys, by wgmma: powers of two below their largest numbers, and |k|.
+struct ChunkKeys {
+  float unit[kChunk], norm[kChunk];
+};
+
 /// Arrays between the passes of a backward, of each head and chunk; those of a state's columns, of each tile of 64 columns first. Tiles are images of
-/// shared memory, 64 rows of 128 bytes in the order of tile_piece.
+/// shared memory, 64 rows of 128 bytes in the order of tile_piece. By wgmma a forward may leave S, r, Wᵀ and the keys' numbers (kept_states.hpp).
 struct DeltaArrays {
   uint4* inverse;         ///< Wᵀ by blocks, each a left operand of 32 lanes
   uint4 *before, *after;  ///< S before the chunk, R after it: one tile every 64 rows
@@ -30,9 +35,10 @@ struct DeltaArrays {
   uint4 *residual, *written;            ///< r, and the gradient of n
   float *residual_unit, *written_unit;  ///< of each token
   float* gate_share;                    ///< [B, T, H]: what columns from 64 on of the keys share in grad_gate, by wgmma
-  // [B·H, CTAs of a head], published by the CTAs of the sweeps by wgmma, zeros before these start:
-  int32_t* stored;  ///< 1 when all states and residuals are written
+  // [B·H, CTAs of a head], published by the CTAs of the sweeps by wgmma, zeros before those start that read them:
+  int32_t* stored;  ///< 1 when all states and residuals are written; null: before the backward
   int32_t* swept;   ///< chunks that are swept from the last token back; next to `stored`
+  ChunkKeys* keys;  ///< where a forward leaves them; else null
 };
 
 struct DeltaArguments {

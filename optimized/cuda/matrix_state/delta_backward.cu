@@ -1,5 +1,7 @@
 // The backward of delta_state without a gate or with one a token: the states again, the gradients from the last token back, and those inside each chunk.
 
+#include <utility>
+
 #include "optimized/cuda/matrix_state/delta_gradients.cuh"
 #include "optimized/cuda/matrix_state/delta_launch.hpp"
 #include "optimized/cuda/matrix_state/delta_reverse.cuh"
@@ -32,42 +34,39 @@ void launch_gradients(const DeltaGradients& p, int columns, cudaStream_t stream)
   columns <= 64 ? launch_gradients<Element, 1>(p, stream) : launch_gradients<Element, 2>(p, stream);
 }
 
-DeltaArrays arrays_of(Workspace& memory, const Shape& shape) {
-  const int64_t chunks = shape.batch * shape.heads * ((shape.key_length + kChunk - 1) / kChunk);
-  const int64_t tiles = (shape.value_dim + 63) / 64 * chunks, row_tiles = (shape.key_dim + 63) / 64;
+// The other arrays. Where the forward has left its own no sweep is waited for that would.
+void take_own_arrays(Workspace& memory, const Shape& shape, bool left_by_forward, DeltaArrays& arrays) {
+  const int64_t heads = shape.batch * shape.heads, column_tiles = (shape.value_dim + 63) / 64,
+                tiles = column_tiles * heads * ((shape.key_length + kChunk - 1) / kChunk);
   constexpr int64_t kPieces = kPanel / sizeof(uint4);
-  DeltaArrays arrays{};
-  arrays.inverse = memory.take<uint4>(chunks * kLowerBlocks * 32);
-  arrays.before = memory.take<uint4>(tiles * row_tiles * kPieces);
-  arrays.after = memory.take<uint4>(tiles * row_tiles * kPieces);
-  arrays.before_unit = memory.take<float>(tiles);
+  arrays.after = memory.take<uint4>(tiles * ((shape.key_dim + 63) / 64) * kPieces);
   arrays.after_unit = memory.take<float>(tiles);
-  arrays.residual = memory.take<uint4>(tiles * kPieces);
   arrays.written = memory.take<uint4>(tiles * kPieces);
-  arrays.residual_unit = memory.take<float>(tiles * kChunk);
   arrays.written_unit = memory.take<float>(tiles * kChunk);
   arrays.gate_share = memory.take<float>(shape.batch * shape.key_length * shape.heads);
-  const int64_t marks = shape.batch * shape.heads * ((shape.value_dim + 63) / 64);
-  arrays.stored = memory.take<int32_t>(2 * marks);
-  arrays.swept = arrays.stored + marks;
-  return arrays;
+  const int64_t marks = heads * column_tiles;
+  arrays.swept = memory.take<int32_t>(left_by_forward ? marks : 2 * marks);
+  if (!left_by_forward) arrays.stored = std::exchange(arrays.swept, arrays.swept + marks);
 }
 
 }  // namespace
 
 size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
-  arrays_of(memory, shape);
-  return memory.bytes() + delta_forward_workspace_bytes(shape, form);
+  DeltaArrays arrays = form.kept_states ? DeltaArrays{} : take_left_arrays(memory, shape, false);
+  take_own_arrays(memory, shape, form.kept_states, arrays);
+  return memory.bytes() + (form.kept_states ? 0 : delta_forward_workspace_bytes(shape, form));
 }
 
 void delta_backward(const MatrixStateBackward& a) {
-  Workspace memory(a.workspace);
-  const DeltaArrays arrays = arrays_of(memory, a.shape);
+  Workspace memory(a.workspace), left(const_cast<void*>(a.kept_states));
+  const bool by_forward = a.form.kept_states;
+  DeltaArrays arrays = take_left_arrays(by_forward ? left : memory, a.shape, by_forward);
+  take_own_arrays(memory, a.shape, by_forward, arrays);
 
   if (runs_hopper_code()) {
     void* const rest = memory.rest();
-    delta_states_by_warpgroups(a, arrays, rest, a.stream);
+    if (!by_forward) delta_states_by_warpgroups(a, arrays, rest, a.stream);
     delta_reverse_by_warpgroups(a, arrays, rest);
     return delta_gradients_by_warpgroups(a, arrays);
   }

@@ -4,6 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstring>
+#include <type_traits>
+
 #include "optimized/cuda/matrix_state/delta_keys.hpp"
 #include "optimized/cuda/matrix_state/delta_parts.cuh"
 #include "optimized/cuda/ptx/transpose.cuh"
@@ -26,6 +29,18 @@ struct BrainParts {
     low = pack<__nv_bfloat16>(x - rounded.x, y - rounded.y);
   }
 };
+
+/// Two numbers of Element's type each: the larger ones of `most` and the magnitudes in `word`.
+template <typename Element>
+__device__ __forceinline__ uint32_t larger_pair(uint32_t most, uint32_t word) {
+  using Pair = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
+  Pair pairs[2];
+  memcpy(&pairs[0], &most, 4);
+  memcpy(&pairs[1], &word, 4);
+  const Pair larger = __hmax2(pairs[0], __habs2(pairs[1]));
+  memcpy(&most, &larger, 4);
+  return most;
+}
 
 /// What numbers are multiplied with to be float16, and float16 to be the numbers.
 struct WarpUnit {

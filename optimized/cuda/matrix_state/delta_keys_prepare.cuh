@@ -50,12 +50,12 @@ struct DeltaKeyPreparation {
     int before = -1;
 #pragma unroll 1
     for (int turn = 0, item; (item = item_of(turn, shared)) < p.items; ++turn) before = prepare(item, before);
-    finish(before);
+    finish(before, warp == 0);
   }
-  /// The group's tiles are read no more, and the record that it has stored, at `place`, is published; before its first one: −1, nothing.
-  __device__ __forceinline__ void finish(int place) const {
+  /// The group's tiles are read no more, and the record that it has stored, at `place`, is published by one warp; before its first one: −1, nothing.
+  __device__ __forceinline__ void finish(int place, bool publishes) const {
     meet();
-    if (place >= 0 && threadIdx.x % kComputing == 0) ptx::store_release(&p.prepared[place], 1);
+    if (publishes && lane == 0 && place >= 0) ptx::store_release(&p.prepared[place], 1);
   }
 
   /// Returns the record's place; `before`: the place of that before it.
@@ -72,6 +72,7 @@ struct DeltaKeyPreparation {
     char* const record = p.records + int64_t{1} * place * Record::kBytes;
     float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
 
+    const float* const gate = call.first_gate();
     call.prefetch_gates();
     // Of a token of each of the first two lanes of four: row g or g + 8.
     const int64_t beta_token = first + i0 + 8 * (t % 2);
@@ -85,15 +86,16 @@ struct DeltaKeyPreparation {
       typename Block::Rows keys, queries;
       call.load_rows(keys, p.key);
       call.load_rows(queries, p.query);
-      call.load_gates(gates, 0);
-      if constexpr (kGroups > 1) finish(before);
+      call.load_gates(gates, gate, 0);
+      // The first block's warp, which has least to do, waits until what all have stored is seen.
+      if constexpr (kGroups > 1) finish(before, block == 0);
       call.divide(keys, Memory::kReadKey, key_unit);
       call.divide(queries, 0, query_unit);
     }
 #pragma unroll 1
     for (int s = 0; s < Block::kSteps; ++s) {
       float next[2][8];
-      if (s + 1 < Block::kSteps) call.load_gates(next, s + 1);
+      if (s + 1 < Block::kSteps) call.load_gates(next, gate, s + 1);
       call.halve(gates, s, near_pairs);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
@@ -158,10 +160,10 @@ struct DeltaKeyPreparation {
   }
 };
 
-/// Three chunks at once a multiprocessor. With kGroups 1 a CTA prepares one, and begins wherever a sweep leaves room; with 3 a CTA has the multiprocessor and
-/// prepares one after the other.
+/// With kGroups 1 a CTA prepares one chunk, three CTAs a multiprocessor, and begins wherever a sweep leaves room; with more a CTA has the multiprocessor, and
+/// each four warps prepare one chunk after the other.
 template <typename Element, int kRows, int kGroups>
-__global__ void __launch_bounds__(kGroups* kComputing, 3 / kGroups)
+__global__ void __launch_bounds__(kGroups* kComputing, kGroups == 1 ? 3 : 1)
     prepare_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), group = kGroups == 1 ? 0 : warp / kWarps;

@@ -60,14 +60,17 @@ struct DeltaKeyBlock {
                     h * p.gate.head_stride + min(i % kSteps * 32, p.rows - 1));
     }
   }
-  __device__ __forceinline__ void load_gates(float (&to)[2][8], int s) const {
-    const int channel = 32 * s + 8 * (lane % 4);
+  /// The lane's first gate of row g. Computed once a chunk: its address in 64 bits takes more instructions than what it loads.
+  __device__ __forceinline__ const float* first_gate() const {
+    return static_cast<const float*>(p.gate.data) +
+           (b * p.gate.batch_stride + (first + lane / 4) * p.gate.token_stride + h * p.gate.head_stride +
+            8 * (lane % 4));
+  }
+  __device__ __forceinline__ void load_gates(float (&to)[2][8], const float* gate, int s) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t token = first + lane / 4 + 8 * half;
-      const bool inside = token < p.length && channel < p.rows;
-      const float* from = static_cast<const float*>(p.gate.data) +
-                          (b * p.gate.batch_stride + token * p.gate.token_stride + h * p.gate.head_stride + channel);
+      const bool inside = first + lane / 4 + 8 * half < p.length && 32 * s + 8 * (lane % 4) < p.rows;
+      const float* from = gate + 32 * s + half * (8 * p.gate.token_stride);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float4 four = inside ? load_global4(from + 4 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
@@ -93,16 +96,14 @@ struct DeltaKeyBlock {
   __device__ __forceinline__ void divide(const Rows& rows, int offset, float (&unit)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float largest = 0.0f;
+      uint32_t most = 0;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const uint4& x = rows[half][s];
-        for (uint32_t word : {x.x, x.y, x.z, x.w}) {
-          const float2 two = unpack<Element>(word);
-          largest = fmaxf(largest, fmaxf(fabsf(two.x), fabsf(two.y)));
-        }
+        for (uint32_t word : {x.x, x.y, x.z, x.w}) most = larger_pair<Element>(most, word);
       }
-      unit[half] = row_unit(quad_max(largest));
+      const float2 largest = unpack<Element>(most);
+      unit[half] = row_unit(quad_max(fmaxf(largest.x, largest.y)));
       const float factor = reciprocal_of_power(unit[half]) * kRowScale;
       const auto divided = [&](uint32_t word) {
         const float2 two = unpack<Element>(word);
@@ -185,6 +186,19 @@ struct DeltaKeyBlock {
         down[half][c] = 1.0f;
       }
     }
+    // log₂ of the 16 tokens' gates: of each lane the sum of one channel. First, so that registers hold none of it during the products.
+#pragma unroll
+    for (int n = 4; n > 0; n /= 2) {
+      const bool upper = g & n;
+#pragma unroll
+      for (int c = 0; c < n; ++c) {
+        const float sent = upper ? logs[c] : logs[c + n], kept = upper ? logs[c + n] : logs[c];
+        logs[c] = kept + __shfl_xor_sync(kAllLanes, sent, 4 * n);
+      }
+    }
+    const int channel = 32 * s + 8 * t + g;
+    small().logs[block][channel] = logs[0];
+    small().totals[block][channel] = exp2f(logs[0]);
     uint4 query[2], key[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -250,19 +264,6 @@ struct DeltaKeyBlock {
       ptx::store_words(own_row(Memory::kReadKey, half, s), product(key[half], of_read));
       ptx::store_words(own_row(Memory::kWriteKey, half, s), product(key[half], of_write));
     }
-    // log₂ of the 16 tokens' gates: of each lane the sum of one channel.
-#pragma unroll
-    for (int n = 4; n > 0; n /= 2) {
-      const bool upper = g & n;
-#pragma unroll
-      for (int c = 0; c < n; ++c) {
-        const float sent = upper ? logs[c] : logs[c + n], kept = upper ? logs[c + n] : logs[c];
-        logs[c] = kept + __shfl_xor_sync(kAllLanes, sent, 4 * n);
-      }
-    }
-    const int channel = 32 * s + 8 * t + g;
-    small().logs[block][channel] = logs[0];
-    small().totals[block][channel] = exp2f(logs[0]);
   }
 
   /// The rows of the tiles with the gates since the chunk's beginning, or until its end, to the record.

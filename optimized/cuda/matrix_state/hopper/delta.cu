@@ -1,6 +1,7 @@
 // The launches of the delta rule's kernels of wgmma (delta.hpp).
 #include "optimized/cuda/matrix_state/hopper/delta.hpp"
 
+#include "optimized/cuda/matrix_state/delta_launch.hpp"
 #include "optimized/cuda/matrix_state/hopper/delta_back_sweep.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_solve_beside.cuh"
@@ -102,34 +103,34 @@ DeltaSweepArguments sweep_arguments(const MatrixStateInput& a, const SolvedChunk
   return p;
 }
 
-template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 void sweep(const DeltaSweepArguments& p, cudaStream_t stream) {
   using Shared = DeltaSweepShared<kBlocks, kGroups>;
-  const auto kernel = delta_sweep<Element, kBlocks, kGroups, kKeeps>;
+  const auto kernel = delta_sweep<Element, kBlocks, kGroups, kReads, kKeeps>;
   allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
   const int64_t ctas = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups);
   launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
 }
 
-template <typename Element, bool kKeeps>
+template <typename Element, bool kReads, bool kKeeps>
 void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, DeltaSweepArguments p,
             cudaStream_t stream) {
   const DeltaSolveArguments to_solve = solve_arguments(a, solved, p.arrays);
   if (p.rows <= 64) {
     solve<Element, 1>(to_solve, stream);
-    return sweep<Element, 1, 1, kKeeps>(p, stream);
+    return sweep<Element, 1, 1, kReads, kKeeps>(p, stream);
   }
   const int64_t sweeping = int64_t{1} * p.all_heads * delta_ctas(p.columns, p.columns <= 64 ? 1 : 2);
   if (ready && solve_beside<Element>(to_solve, sweeping, ready, stream)) p.ready = ready;
   else solve<Element, 2>(to_solve, stream);
-  p.columns <= 64 ? sweep<Element, 2, 1, kKeeps>(p, stream) : sweep<Element, 2, 2, kKeeps>(p, stream);
+  p.columns <= 64 ? sweep<Element, 2, 1, kReads, kKeeps>(p, stream) : sweep<Element, 2, 2, kReads, kKeeps>(p, stream);
 }
 
-template <bool kKeeps>
+template <bool kReads, bool kKeeps>
 void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, const DeltaSweepArguments& p,
             cudaStream_t stream) {
-  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kKeeps>(a, solved, ready, p, stream)
-                              : launch<__half, kKeeps>(a, solved, ready, p, stream);
+  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kReads, kKeeps>(a, solved, ready, p, stream)
+                              : launch<__half, kReads, kKeeps>(a, solved, ready, p, stream);
 }
 
 template <typename Element, int kBlocks, int kGroups>
@@ -138,7 +139,10 @@ void sweep_back(const DeltaSweepArguments& p, cudaStream_t stream) {
   const auto kernel = delta_back_sweep<Element, kBlocks, kGroups>;
   allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
   const int64_t ctas = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups);
-  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
+  if (p.arrays.stored)  // after the states' sweep
+    return launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
+  kernel<<<static_cast<unsigned>(ctas), Shared::kThreads, Shared::kBytes, stream>>>(p);
+  cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 
 template <typename Element>
@@ -186,7 +190,11 @@ void delta_forward_by_warpgroups(const MatrixStateForward& a) {
   DeltaSweepArguments p = sweep_arguments(a, solved);
   p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.last = a.last_state;
-  launch<false>(a, solved, take_ready(memory, a.shape), p, a.stream);
+  int32_t* const ready = take_ready(memory, a.shape);
+  if (!a.kept_states) return launch<true, false>(a, solved, ready, p, a.stream);
+  Workspace left(a.kept_states);
+  p.arrays = take_left_arrays(left, a.shape, true);
+  launch<true, true>(a, solved, ready, p, a.stream);
 }
 
 void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& arrays, void* workspace,
@@ -195,12 +203,15 @@ void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& a
   SolvedChunk* const solved = take_solved(memory, in.shape);
   DeltaSweepArguments p = sweep_arguments(in, solved);
   p.arrays = arrays;
-  launch<true>(in, solved, nullptr, p, stream);
+  launch<false, true>(in, solved, nullptr, p, stream);
 }
 
 void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {
   Workspace memory(workspace);
-  DeltaSweepArguments p = sweep_arguments(a, take_solved(memory, a.shape));
+  const SolvedChunk* const solved = arrays.keys ? nullptr : take_solved(memory, a.shape);
+  DeltaSweepArguments p = sweep_arguments(a, solved);
+  p.chunk_keys = solved ? solved->key_unit : arrays.keys->unit;
+  p.keys_stride = (solved ? sizeof(SolvedChunk) : sizeof(ChunkKeys)) / sizeof(float);
   const Maps map{a};
   p.maps[2] = map(a.grad_values, a.shape.value_dim);
   p.maps[3] = map.of_result(a.grad_value, a.shape.value_dim);

@@ -12,8 +12,8 @@ struct alignas(16) SolvedChunk {
       [kLowerBlocks *
        32];  ///< W β and the keys' units, by blocks, each a left operand of 32 lanes, rows divided by their units
   float unit[kChunk];      ///< of its rows
-  float key_unit[kChunk];  ///< powers of two below the keys' largest numbers
-  float key_norm[kChunk];  ///< |k|
+  float key_unit[kChunk];  ///< as ChunkKeys
+  float key_norm[kChunk];
 };
 
 /// W of all chunks, a CTA each, or beside the sweep (delta_solve_beside.cuh) those of a number of all heads together: all CTAs solve in turn, `rounds` times
@@ -42,10 +42,12 @@ struct DeltaSweepArguments {
   int64_t length;
   int heads, all_heads, chunks, rows, columns;  ///< all_heads: B·H
   const SolvedChunk* solved;
-  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* last;           ///< the same; null: not wanted
-  DeltaArrays arrays;    ///< where it keeps S and r for a backward instead of reading with queries; R and dN̄
-  const int32_t* ready;  ///< as in DeltaSolveArguments; null: all is solved before
+  const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;              ///< the same; null: not wanted
+  DeltaArrays arrays;       ///< where it keeps S and r for a backward, of a forward the keys' numbers too; R and dN̄
+  const int32_t* ready;     ///< as in DeltaSolveArguments; null: all is solved before
+  const float* chunk_keys;  ///< back: ChunkKeys [B·H, chunks], of `solved` or what a forward left
+  int keys_stride;          ///< floats from one to the next
 };
 
 /// The gradients inside all chunks: a CTA one and 64 columns of the keys.

@@ -60,7 +60,13 @@ struct DeltaBackSweep {
       return raw;
     };
     RawChunk next = raw_of(0);
-    // The solve has ended: the sweep between has waited for it before it let this one start, and leaves nothing that is read here.
+    // The solve has ended: the sweep between has waited for it before it let this one start, and leaves nothing that is read here. What a forward has left is
+    // there, and the next kernel is to find no mark of an earlier call.
+    if (!p.arrays.stored) {
+      if (lane == 0) p.arrays.swept[blockIdx.x] = 0;
+      __threadfence();
+      __syncwarp();
+    }
     let_next_kernel_start();  // the gradients, which wait for each chunk of each head
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
@@ -75,7 +81,7 @@ struct DeltaBackSweep {
         load_tile_of<kGroups>(to + Shared::kGradient, p.maps[2], p.value, full, 64 * tile, first, b, h);
         Solved& chunk = solved(at.index);
         ptx::load_run(chunk.inverse, p.arrays.inverse + kept(n) * (kLowerBlocks * 32), kFragments, full);
-        ptx::load_run(chunk.key_unit, p.solved[kept(n)].key_unit, 2 * sizeof(chunk.key_unit), full);
+        ptx::load_run(chunk.key_unit, p.chunk_keys + kept(n) * p.keys_stride, sizeof(ChunkKeys), full);
       }
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);

@@ -42,7 +42,7 @@ struct ChunkGradientProducts {
   /// What the states' sweep has left: the residual and S.
   __device__ __forceinline__ void load_before() const {
     uint64_t* const full = expect(1, kLeftBytes);
-    wait_for_sweep(p.arrays.stored, 1);
+    if (p.arrays.stored) wait_for_sweep(p.arrays.stored, 1);
     load_rows(Shared::kResidual, p.arrays.residual, small().residual_unit, p.arrays.residual_unit, full);
     load_state(Shared::kBefore, p.arrays.before, full);
   }

@@ -121,6 +121,15 @@ __device__ __forceinline__ void keep_solution(SolvedChunk& to, Sums& sums, const
   to.unit[i0 + 8] = key_unit[i0 + 8] * unit[1];
 }
 
+/// Wᵀ's blocks of the warp's rows of W, which are solved, to the lane's place in a chunk's of DeltaArrays::inverse.
+__device__ __forceinline__ void keep_transposed(uint4* to, uint32_t solution, int block, int lane) {
+  for (int j = 0; j <= block; ++j) {
+    uint32_t words[4];
+    load_transposed_left(words, solution, block, j, lane);
+    to[32 * lower_block(block, j)] = {words[0], words[1], words[2], words[3]};
+  }
+}
+
 template <typename Element, int kBlocks>
 __global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_constant__ DeltaSolveArguments p) {
   using Shared = SolveShared<kBlocks>;
@@ -167,14 +176,7 @@ __global__ void __launch_bounds__(kComputing, 6) solve_chunks(const __grid_const
   __syncthreads();
   weigh_keys(sums, small.gates, gated, small.key_unit, block, lane);
   solve_rows(sums, solution, small.scratch[block], NegativeFactors{small.factor}, block, lane);
-  if (p.transposed) {
-    uint4* const transposed = p.transposed + index * (kLowerBlocks * 32) + lane;
-    for (int j = 0; j <= block; ++j) {
-      uint32_t words[4];
-      load_transposed_left(words, solution, block, j, lane);
-      transposed[32 * lower_block(block, j)] = {words[0], words[1], words[2], words[3]};
-    }
-  }
+  if (p.transposed) keep_transposed(p.transposed + index * (kLowerBlocks * 32) + lane, solution, block, lane);
   keep_solution(to, sums, small.strength, small.key_unit, block, lane);
 }
 

@@ -116,6 +116,8 @@ struct ChunkSolver {
     }
     weigh_keys(sums, small().gates, gated, small().key_unit, block, lane);
     solve_rows(sums, solution, small().scratch[block], NegativeFactors{small().factor}, block, lane, barriers());
+    if (p.transposed)
+      keep_transposed(p.transposed + int64_t{1} * index * (kLowerBlocks * 32) + lane, solution, block, lane);
     keep_solution(p.solved[index], sums, small().strength, small().key_unit, block, lane);
   }
 

@@ -1,6 +1,6 @@
 #pragma once
 // delta_state's values for a state of at most 128 rows, from the chunks that delta_solve.cuh solved: a CTA sweeps a head and kGroups times 64 columns of its
-// state in chunks of 64 tokens, by the equations of delta_forward.cuh. Or, for a backward, the states before all chunks and R.
+// state in chunks of 64 tokens, by the equations of delta_forward.cuh. For a backward also, or alone, the states before all chunks and R.
 //
 //   warp 0         tiles of a chunk, its W when that is solved, its gates and strengths    → full
 //   warps 2, 3     make the rows of Q float16, measure those of V                          → rows
@@ -18,7 +18,7 @@
 
 namespace lethe::matrix_state {
 
-template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
                                   DeltaSweepShared<kBlocks, kGroups>::kTogether)
     delta_sweep(const __grid_constant__ DeltaSweepArguments p) {
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
   const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
             head = static_cast<int>(blockIdx.x) / ctas, lane = static_cast<int>(threadIdx.x % 32), b = head / p.heads,
             h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
-  const DeltaSweep<Element, kBlocks, kGroups, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
+  const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
   run_roles<std::conditional_t<kKeeps, Shared, DeltaValuesShared<kBlocks, kGroups>>>(call, warp / kWarps);
 }
 

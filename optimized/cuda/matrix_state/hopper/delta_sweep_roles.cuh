@@ -8,11 +8,11 @@
 
 namespace lethe::matrix_state {
 
-/// kKeeps: for a backward, without queries.
-template <typename Element, int kBlocks, int kGroups, bool kKeeps>
+/// kReads: by queries. kKeeps: states and residuals for a backward.
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 struct DeltaSweep {
   using Shared = DeltaSweepShared<kBlocks, kGroups>;
-  static constexpr bool kBesideSolve = kBlocks > 1 && !kKeeps;  ///< where `ready` may be given
+  static constexpr bool kBesideSolve = kReads;  ///< where `ready` may be given
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
@@ -32,7 +32,7 @@ struct DeltaSweep {
   /// scale · σ and the query's unit, over what is not read again when the units are known.
   __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
 
-  /// A warpgroup: all rows of 64 columns of the state.
+  /// A warpgroup: all rows of 64 columns of the state, and O where it reads.
   __device__ __forceinline__ void sweep(int group) const {
     if constexpr (kKeeps) sweep_states(group);
     else sweep_values(group);
@@ -49,7 +49,7 @@ struct DeltaSweep {
     };
     RawChunk next = raw_of(0);
     if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
-    if constexpr (kKeeps) let_next_kernel_start();  // the sweep back, which reads what the solve has left
+    if constexpr (!kReads) let_next_kernel_start();  // the sweep back, which reads what the solve has left
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
@@ -57,9 +57,9 @@ struct DeltaSweep {
       uint64_t* const full = &small().full[at.index];
       if (lane == 0) {
         char* const to = stage(at.index);
-        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kKeeps ? Shared::kKey : 0) + sizeof(SolvedChunk));
+        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk));
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
-        if constexpr (!kKeeps) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+        if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
         ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
       }
@@ -98,10 +98,10 @@ struct DeltaSweep {
         const int row = 16 * i + lane % 16;
         const float of_value = measure_row<Element>(RowPart<kGroups>(query + Shared::kValue, i, lane));
         units.largest_value[row] = of_value;
-        if constexpr (!kKeeps)
+        if constexpr (kReads)
           units.query_unit[row] = power_of_two_below(measure_and_divide_row<Element>(RowPart<kBlocks>(query, i, lane)));
       }
-      if constexpr (!kKeeps) ptx::fence_async_shared();
+      if constexpr (kReads) ptx::fence_async_shared();
       arrive_warp(&small().rows[at.index], lane);
     }
   }
@@ -118,6 +118,7 @@ struct DeltaSweep {
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
       const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
+      if constexpr (kReads && kKeeps) keep_keys(n, chunk);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
       const float before = growth.after(bound_of(earlier, unit_before));
       if (n == 0) {
@@ -135,7 +136,7 @@ struct DeltaSweep {
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
     }
-    if constexpr (kKeeps) {  // publishes that all states and residuals are written
+    if constexpr (!kReads) {  // publishes that all states and residuals are written
       wait_until_stored(small().measured, small().stored, p.chunks);
       if (lane == 0) ptx::store_release(&p.arrays.stored[blockIdx.x], 1);
     }
@@ -155,7 +156,7 @@ struct DeltaSweep {
       divide_rows<Element, kBlocks>(ptx::shared_address(tiles) + Shared::kKey, chunk.key_unit, block, lane);
       ptx::fence_async_shared();
       [[maybe_unused]] float sums[32];
-      if constexpr (!kKeeps) {
+      if constexpr (kReads) {
         ptx::mbarrier_wait(&small().rows[at.index], at.parity);
         ptx::named_barrier_sync(kPrepareBarrier, kComputing);
         ptx::undefined(sums);
@@ -180,10 +181,10 @@ struct DeltaSweep {
         const float outer[2] = {-chunk.unit[i0] * reciprocal[i0], -chunk.unit[i0 + 8] * reciprocal[i0 + 8]};
         weigh_blocks<false, !kKeeps>(chunk.inverse, factor, outer, block, lane);
       }
-      if constexpr (!kKeeps) {
+      if constexpr (kReads) {
         const uint16_t* const of_state = small().of_state[n % 2];
         const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
-        store_weighted<false, true>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
+        store_weighted<false, !kKeeps>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
       }
       arrive_warp(&small().prepared[at.index], lane);
     }
@@ -191,6 +192,13 @@ struct DeltaSweep {
 
   __device__ int64_t kept_tile(int n, int group) const {
     return (int64_t{1} * (tile + group) * p.all_heads + head) * p.chunks + n;
+  }
+  /// A warp: what the solve has found of the keys.
+  __device__ __forceinline__ void keep_keys(int n, const SolvedChunk& chunk) const {
+    if (tile > 0) return;
+    ChunkKeys& to = p.arrays.keys[int64_t{1} * head * p.chunks + n];
+    *reinterpret_cast<float2*>(&to.unit[2 * lane]) = own_pair(chunk.key_unit, lane);
+    *reinterpret_cast<float2*>(&to.norm[2 * lane]) = own_pair(chunk.key_norm, lane);
   }
   /// This warp's rows of S before a chunk, and what it is divided by.
   __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {

@@ -160,10 +160,10 @@ struct DeltaKeyPreparation {
   }
 };
 
-/// With kGroups 1 a CTA prepares one chunk, three CTAs a multiprocessor, and begins wherever a sweep leaves room; with more a CTA has the multiprocessor, and
-/// each four warps prepare one chunk after the other.
+/// Three chunks at once a multiprocessor. With kGroups 1 a CTA prepares one, and begins wherever a sweep leaves room; with 3 a CTA has the multiprocessor and
+/// prepares one after the other.
 template <typename Element, int kRows, int kGroups>
-__global__ void __launch_bounds__(kGroups* kComputing, kGroups == 1 ? 3 : 1)
+__global__ void __launch_bounds__(kGroups* kComputing, 3 / kGroups)
     prepare_delta_keys(const __grid_constant__ DeltaKeyArguments p) {
   extern __shared__ __align__(1024) char memory[];
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), group = kGroups == 1 ? 0 : warp / kWarps;

@@ -186,19 +186,6 @@ struct DeltaKeyBlock {
         down[half][c] = 1.0f;
       }
     }
-    // log₂ of the 16 tokens' gates: of each lane the sum of one channel. First, so that registers hold none of it during the products.
-#pragma unroll
-    for (int n = 4; n > 0; n /= 2) {
-      const bool upper = g & n;
-#pragma unroll
-      for (int c = 0; c < n; ++c) {
-        const float sent = upper ? logs[c] : logs[c + n], kept = upper ? logs[c + n] : logs[c];
-        logs[c] = kept + __shfl_xor_sync(kAllLanes, sent, 4 * n);
-      }
-    }
-    const int channel = 32 * s + 8 * t + g;
-    small().logs[block][channel] = logs[0];
-    small().totals[block][channel] = exp2f(logs[0]);
     uint4 query[2], key[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -264,6 +251,19 @@ struct DeltaKeyBlock {
       ptx::store_words(own_row(Memory::kReadKey, half, s), product(key[half], of_read));
       ptx::store_words(own_row(Memory::kWriteKey, half, s), product(key[half], of_write));
     }
+    // log₂ of the 16 tokens' gates: of each lane the sum of one channel.
+#pragma unroll
+    for (int n = 4; n > 0; n /= 2) {
+      const bool upper = g & n;
+#pragma unroll
+      for (int c = 0; c < n; ++c) {
+        const float sent = upper ? logs[c] : logs[c + n], kept = upper ? logs[c + n] : logs[c];
+        logs[c] = kept + __shfl_xor_sync(kAllLanes, sent, 4 * n);
+      }
+    }
+    const int channel = 32 * s + 8 * t + g;
+    small().logs[block][channel] = logs[0];
+    small().totals[block][channel] = exp2f(logs[0]);
   }
 
   /// The rows of the tiles with the gates since the chunk's beginning, or until its end, to the record.

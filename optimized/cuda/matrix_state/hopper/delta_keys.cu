@@ -17,11 +17,10 @@ void allow_bytes(const void* kernel, int bytes) {
 
 template <typename Element, int kRows>
 void prepare(const DeltaKeyArguments& p, int ctas, cudaStream_t stream) {
-  const auto kernel = prepare_delta_keys<Element, kRows, kKeysAtOnce>;
-  constexpr int kBytes = kKeysAtOnce * DeltaKeyMemory<kRows>::kStride;
-  static_assert(kBytes <= 227 * 1024 && 1 + 3 * kKeysAtOnce <= 16);  // named barriers
+  const auto kernel = prepare_delta_keys<Element, kRows, 3>;
+  constexpr int kBytes = 3 * DeltaKeyMemory<kRows>::kStride;
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
-  kernel<<<static_cast<unsigned>(ctas), kKeysAtOnce * kComputing, kBytes, stream>>>(p);
+  kernel<<<static_cast<unsigned>(ctas), 3 * kComputing, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 

@@ -6,9 +6,6 @@
 
 namespace lethe::matrix_state {
 
-/// Chunks that a CTA of prepare_keys_in_turn() prepares at once.
-inline constexpr int kKeysAtOnce = 4;
-
 /// As prepare_delta_keys, by so many CTAs, a multiprocessor each, which publish the records that are there (DeltaKeyArguments::prepared). The sweep may begin
 /// as soon as all of these CTAs have begun: it waits for none that hasn't.
 void prepare_keys_in_turn(const DeltaKeyArguments& arguments, Dtype dtype, int ctas, cudaStream_t stream);

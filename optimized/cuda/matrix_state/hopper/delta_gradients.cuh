@@ -14,9 +14,6 @@
 
 namespace lethe::matrix_state {
 
-/// Of so many chunks that are swept from the last token back, gradients of one are computed meanwhile.
-constexpr unsigned kGradientsMeanwhile = 4;
-
 template <typename Element, int kTiles, bool kOneUnit>
 struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit> {
   using Products = ChunkGradientProducts<Element, kTiles, kOneUnit>;
@@ -186,23 +183,15 @@ struct ChunkGradients : ChunkGradientProducts<Element, kTiles, kOneUnit> {
   }
 };
 
-/// How many chunks of a head are swept before that whose gradients are the n-th.
-__device__ __forceinline__ int swept_before(unsigned n, unsigned chunks) {
-  constexpr unsigned kEach = kGradientsMeanwhile, kOthers = kEach - 1;
-  const unsigned first = (chunks + kOthers) / kEach;
-  return static_cast<int>(n < first ? n * kEach : n - first + (n - first) / kOthers + 1);
-}
-
 template <typename Element, int kTiles, bool kOneUnit>
 __global__ void __launch_bounds__(ChunkGradientsShared<kTiles, kOneUnit>::kThreads,
                                   ChunkGradientsShared<kTiles, kOneUnit>::kTogether)
     delta_chunk_gradients(const __grid_constant__ DeltaChunkGradients p) {
   extern __shared__ __align__(1024) char memory[];
-  // In the order in which chunks are swept from the last token back, all heads' together: the sweep may still run. Every kGradientsMeanwhile-th of them comes
-  // first, as many as there are places for beside the sweep: these read what was written just before, from the L2 cache.
+  // In the order in which chunks are swept from the last token back, all heads' together: the sweep may still run.
   const unsigned several = p.rows > 64, order = blockIdx.x >> several, all_heads = p.all_heads,
                  head = order % all_heads, heads = p.heads;
-  const int chunk = p.chunks - 1 - swept_before(order / all_heads, p.chunks);
+  const int chunk = p.chunks - 1 - static_cast<int>(order / all_heads);
   const int warp = ptx::in_uniform_register(threadIdx.x / 32);
   const ChunkGradients<Element, kTiles, kOneUnit> call{
       {p, memory, warp / kWarps, warp % kWarps, static_cast<int>(threadIdx.x % 32),

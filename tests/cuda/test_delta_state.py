@@ -172,7 +172,7 @@ class Units(unittest.TestCase):
 
     def test_heads_have_the_same_bits_at_a_long_calls_size(self):
         """Over 64 chunks, in memory that holds another call's. Where a GPU has 132 multiprocessors, chunks of 128 rows are solved beside the sweeps of 96
-        heads, of 112 most before them, of 192 all; of 64 rows beside those of 96 and 112, of 192 most before them."""
+        heads, of 112 most before them, of 192 all."""
         for (rows, columns), gated in itertools.product(SIZES, (False, True)):
             with self.subTest(rows=rows, columns=columns, gated=gated):
                 problem = lambda seed: delta_problem(torch.bfloat16, length=4096, heads=8, rows=rows, columns=columns, seed=seed)

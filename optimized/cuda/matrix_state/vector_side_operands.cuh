@@ -1,5 +1,5 @@
 #pragma once
-// What a warp of vector_sides.cuh makes of its 16 channels.
+// What a warp of vector_sides.cuh computes from its 16 channels.
 
 #include "optimized/cuda/matrix_state/vector_block.cuh"
 #include "optimized/cuda/matrix_state/vector_chunk.cuh"

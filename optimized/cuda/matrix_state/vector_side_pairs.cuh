@@ -1,5 +1,5 @@
 #pragma once
-// B of a side in vector_sides.cuh, of what all its warps have made of their channels.
+// B of a side in vector_sides.cuh, of what all its warps have computed from their channels.
 
 #include "optimized/cuda/matrix_state/vector_side_operands.cuh"
 

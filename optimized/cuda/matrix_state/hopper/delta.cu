@@ -1,6 +1,8 @@
 // The launches of the delta rule's kernels of wgmma (delta.hpp).
 #include "optimized/cuda/matrix_state/hopper/delta.hpp"
 
+#include <cstddef>
+
 #include "optimized/cuda/matrix_state/delta_launch.hpp"
 #include "optimized/cuda/matrix_state/hopper/delta_back_sweep.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_gradients.cuh"
@@ -211,6 +213,7 @@ void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays
   const SolvedChunk* const solved = arrays.keys ? nullptr : take_solved(memory, a.shape);
   DeltaSweepArguments p = sweep_arguments(a, solved);
   p.chunk_keys = solved ? solved->key_unit : arrays.keys->unit;
+  static_assert(offsetof(SolvedChunk, key_norm) - offsetof(SolvedChunk, key_unit) == offsetof(ChunkKeys, norm));
   p.keys_stride = (solved ? sizeof(SolvedChunk) : sizeof(ChunkKeys)) / sizeof(float);
   const Maps map{a};
   p.maps[2] = map(a.grad_values, a.shape.value_dim);

@@ -13,7 +13,7 @@ template <int kBlocks, int kGroups>
 struct DeltaSweepRoles {
   static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1;
-  /// Which of the loading warpgroup's warps share a scheduler with the preparing ones of the first rows, which have least to do.
+  /// Whether the loading warpgroup's first warps measure rows: they share a scheduler with the preparing ones of the first rows, which have least to do.
   static constexpr bool kDividesFirst = false;
   /// Of each thread at the launch, and of those of each warpgroup.
   static constexpr int kRegisters = kBlocks == 1   ? 80

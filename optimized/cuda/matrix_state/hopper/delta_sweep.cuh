@@ -2,14 +2,15 @@
 // delta_state's values for a state of at most 128 rows, from the chunks that delta_solve.cuh solved: a CTA sweeps a head and kGroups times 64 columns of its
 // state in chunks of 64 tokens, by the equations of delta_forward.cuh. For a backward also, or alone, the states before all chunks and R.
 //
-//   warp 0         tiles of a chunk, its W when that is solved, its gates and strengths    → full
-//   warps 2, 3     make the rows of Q float16, measure those of V                          → rows
-//   warp 1         units                                                                   → weighed
-//   warpgroup 1    makes the rows of K float16; P = Q Kᵀ; weights P and W by units         → prepared
-//   warpgroup 2…   S, rounded; X = V − γ K S; R = X − W β X;
+//   a warp         tiles of a chunk, its W when that is solved, its gates and strengths    → full
+//   two warps      make the rows of Q float16, measure those of V                          → rows
+//   a warp         units                                                                   → weighed
+//   a warpgroup    makes the rows of K float16; P = Q Kᵀ; weights P and W by units         → prepared
+//   one or two     S, rounded; X = V − γ K S; R = X − W β X;
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
-// All that becomes float16 is divided by the units of delta_units.cuh. X, R or O lie over V. So that a chunk's rows of O or R need not have left before
+// The first four are warps 0, 2 and 3, 1, and warpgroup 1; for values alone 3, 0 and 1, 2. All that becomes float16 is divided by the units of delta_units.cuh.
+// O lies over V where only values are made (delta_sweep_values.cuh); else see delta_sweep_states.cuh. So that a chunk's rows of O or R need not have left before
 // the next one begins, its stage is empty only during that.
 
 #include "optimized/cuda/launch.cuh"

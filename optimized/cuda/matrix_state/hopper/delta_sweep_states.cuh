@@ -15,7 +15,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   const auto place_of = [&](int row, int c) { return (int64_t{1} * head * p.rows + row) * p.columns + column + c; };
   char* const rounded = memory + Shared::kState + group * kBlocks * kPanel;
   const auto sync = [&] { ptx::named_barrier_sync(kStateBarrier + group, kComputing); };
-  DeltaState<64 * kBlocks> state;  // divided by units that prepare() knows
+  DeltaState<64 * kBlocks> state;  // divided by the units of weigh()
   state.load(p.initial, p.rows, columns, place_of, block, lane);
   const auto sums_of = [&](int m) -> float(&)[32] { return reinterpret_cast<float(&)[32]>(state.x[m]); };
   const auto scale_state = [&](float factor) {

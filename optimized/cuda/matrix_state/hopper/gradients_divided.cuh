@@ -234,7 +234,7 @@ __device__ __forceinline__ void remove_along(float (&sum)[32], const char* query
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float along = quad_sum(dot[half]), all = quad_sum(square[half]);
-    factor[half] = all > 0.0f && all < 0x1p126f ? -__fdividef(along, all) : 0.0f;
+    factor[half] = all >= 0x1p-126f && all < 0x1p126f ? -__fdividef(along, all) : 0.0f;
   }
 #pragma unroll
   for (int c = 0; c < 4; ++c)

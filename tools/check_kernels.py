@@ -52,7 +52,7 @@ SPILLS = [
     (r"delta_sweepI\w+Li2ELi1ELb1ELb1E", 32),
     (r"delta_sweepI\w+Li2ELi2ELb1ELb1E", 8),
     (r"delta_sweepI\w+Li1ELi1ELb", 76),
-    (r"delta_sweepI\w+Li2ELi2ELb0", 8),
+    (r"delta_sweepI\w+Li2ELi2ELb1ELb0", 8),
     (r"delta_back_sweepI\w+Li1ELi1E", 68),
     (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
 ]

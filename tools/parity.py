@@ -284,13 +284,13 @@ def commit_of(checkout):
     return said(checkout, "rev-parse", "HEAD") if said(checkout, "rev-parse", "--show-prefix") == "" else None
 
 
-def peer_commit(peer, told):
-    """The commit of the official code: that of its checkout, else the one that --peer-commit tells."""
-    expect(told is None or re.fullmatch("[0-9a-f]{7,40}", told), "--peer-commit: 7 to 40 hexadecimal digits", told)
+def peer_commit(peer, given):
+    """The commit of the official code: that of its checkout, else that of --peer-commit."""
+    expect(given is None or re.fullmatch("[0-9a-f]{7,40}", given), "--peer-commit: 7 to 40 hexadecimal digits", given)
     found = commit_of(peer)
-    expect(found or told, f"a checkout in {peer}, or the commit of its code by --peer-commit", "neither")
-    expect(not (found and told) or found.startswith(told), f"{peer} at {told}, which --peer-commit tells", f"it at {found}")
-    return found or told
+    expect(found or given, f"a checkout in {peer}, or the commit of its code by --peer-commit", "neither")
+    expect(not (found and given) or found.startswith(given), f"{peer} at {given}, as --peer-commit has it", f"it at {found}")
+    return found or given
 
 
 def processor():
@@ -303,7 +303,7 @@ def certificate(options):
     changes = said(ROOT, "status", "--porcelain", "--", ".", ":(exclude)results")
     machine = {"processor": processor(), "cores": os.cpu_count()} | ({"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {})
     return {"commit": os.environ.get("LETHE_COMMIT") or said(ROOT, "rev-parse", "HEAD") or "unknown",
-            "dirty": None if changes is None else bool(changes), "peer": options.peer_commit, "peer_is_told": commit_of(options.peer) is None,
+            "dirty": None if changes is None else bool(changes), "peer": options.peer_commit, "peer_is_given": commit_of(options.peer) is None,
             "built": built.read_text().strip() if (built := options.build / "bin/lethe.commit").is_file() else None,
             "command_line": " ".join(["tools/parity.py", *(re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:])]),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "machine": machine, "device": options.device,

@@ -92,7 +92,7 @@ class Peer(unittest.TestCase):
         found = subprocess.run(["git", "-C", self.peer, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
         self.assertEqual(peer_commit(self.peer, None), found)
         self.assertEqual(peer_commit(self.peer, found[:7]), found)
-        with self.assertRaisesRegex(Missing, "which --peer-commit tells, found it at"):
+        with self.assertRaisesRegex(Missing, "as --peer-commit has it, found it at"):
             peer_commit(self.peer, "0" * 7)
 
     def test_five_steps_beside_the_official_code_are_equal(self):

@@ -110,7 +110,7 @@ def is_of_an_abstract(row):
     return row["item"].startswith("Abstract")
 
 
-def told(comparison):
+def in_words(comparison):
     """A statement with its verdict, its number and its band."""
     number = "" if "out_of_reach" in comparison else measured_words(comparison)
     return f"{comparison['verdict']}: {comparison['statement']}{f' ({number})' if number else ''}"
@@ -127,7 +127,7 @@ def found(row, results):
         else:
             comparisons = own_comparisons(claim, row, begins)
             counts = Counter(comparison["verdict"] for comparison in comparisons)
-            verdicts = "; ".join(map(told, comparisons) if is_of_an_abstract(row) else (f"{count} {verdict}" for verdict, count in counts.items()))
+            verdicts = "; ".join(map(in_words, comparisons) if is_of_an_abstract(row) else (f"{count} {verdict}" for verdict, count in counts.items()))
             texts.append(f"{name} at {claim.certificate['scale']}: {verdicts or 'no statement'}")
     return ". ".join(texts)
 

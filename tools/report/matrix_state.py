@@ -65,7 +65,7 @@ def matrix_state_page(path):
     return (
         f"# {path.stem}\n\n{matrix_state_table(path)}\nThe floor is the time of a copy of as many bytes as inputs, gradients and outputs have, each counted once, at "
         f"{found['copy_gigabytes_per_second']:.0f} GB/s measured in the same process; share: floor over time. A time is a median over rounds with a cold L2 cache; backward is "
-        "that of all inputs, without its forward. A forward that leaves states for its backward takes longer than one that leaves none, which the table has: optimized/cuda/log. Gates: `usual` have a mean logit of 3, `near-one` of 8.\n\n"
+        "that of all inputs, without its forward. Gates: `usual` have a mean logit of 3, `near-one` of 8.\n\n"
         f"{rivals_words(found)}"
         f"`optimized/benchmarks/cuda/matrix_state.py`, {found['rounds']} rounds; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, "
         f"driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"

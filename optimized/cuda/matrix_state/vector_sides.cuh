@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
   wait_for_previous_kernel();
 #pragma unroll 1
   for (;;) {
-    // Addresses anew in each chunk: kept from one to the next they took the registers of operands, which spilled (528 µs for 477).
+    // Addresses anew in each chunk: kept from one to the next they took the registers of operands, which spilled.
     if constexpr (kWholeHeads) asm volatile("" : "+r"(at.lane), "+r"(at.shared));
     StateCopies<kRowPanels, kColumnPanels, kWholeHeads> states{p, at};
     states.load();

@@ -40,15 +40,19 @@ void set_mean(Record& record, const std::vector<double>& values) {
 
 }  // namespace
 
-LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> log_tolerance) {
+LanguageModel with_attention(const LanguageModel& model, const std::function<void(AttentionConfig&)>& change) {
   const torch::NoGradGuard no_gradient;
   ModelConfig config = model->config();
-  config.mixer.only<AttentionConfig>().log_pruning_tolerance = log_tolerance;
+  change(config.mixer.only<AttentionConfig>());
   LanguageModel copy(config, model->device());
   auto weights = copy->named_parameters();
   for (const auto& parameter : model->named_parameters()) weights[parameter.key()].copy_(parameter.value());
   copy->eval();
   return copy;
+}
+
+LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> log_tolerance) {
+  return with_attention(model, [&](AttentionConfig& attention) { attention.log_pruning_tolerance = log_tolerance; });
 }
 
 std::vector<AttentionTrace> traced(LanguageModel& model, const Dataset& dataset, int64_t length, int64_t sequence,

@@ -13,7 +13,10 @@
 
 namespace lethe {
 
-/// A copy of a model with the same weights and another pruning tolerance.
+/// A copy of a model with the same weights and the settings of its attention as `change` leaves them.
+LanguageModel with_attention(const LanguageModel& model, const std::function<void(AttentionConfig&)>& change);
+
+/// The same with another pruning tolerance.
 LanguageModel with_tolerance(const LanguageModel& model, std::optional<double> log_tolerance);
 
 /// The attention inputs of every layer on sequence `sequence` of `length` tokens of a split, alone in its batch.

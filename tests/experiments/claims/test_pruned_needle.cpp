@@ -31,6 +31,11 @@ class PrunedNeedle : public ClaimStudy {
   }
 
   Comparison judged(const std::vector<double>& without, const std::vector<double>& with, double skipped) {
+    return one_of(comparisons(without, with, skipped, skipped), "Trained on 512 tokens: pruning doesn't change");
+  }
+
+  std::vector<Comparison> comparisons(const std::vector<double>& without, const std::vector<double>& with,
+                                      double skipped, double skipped_by_mass) {
     nlohmann::json measured = read_sealed(file());
     for (const auto& [key, gains] : {std::pair("without", without), std::pair("with", with)}) {
       nlohmann::json& points = measured.at("value").at(key).at("points");
@@ -38,9 +43,10 @@ class PrunedNeedle : public ClaimStudy {
       EXPECT_EQ(points.at(0).at("value").size(), gains.size());
       points.at(0).at("value") = gains;
     }
-    for (nlohmann::json& pair : measured.at("value").at("skipped")) pair.at(1) = skipped;
+    for (const auto& [key, share] : {std::pair("skipped", skipped), std::pair("skipped_by_mass", skipped_by_mass)})
+      for (nlohmann::json& pair : measured.at("value").at(key)) pair.at(1) = share;
     write_sealed(file(), measured);
-    return one_of(experiment.measure(study).comparisons, "Trained on 512 tokens: pruning doesn't change");
+    return experiment.measure(study).comparisons;
   }
 };
 
@@ -62,6 +68,25 @@ TEST_F(PrunedNeedle, IsRefutedByAChangeBeyondTheMarginAndItsNoise) {
 TEST_F(PrunedNeedle, IsOpenWithoutANeedleToLoseOrABlockToSkip) {
   EXPECT_EQ(judged({0, 0.1, -0.1}, {0, 0.1, -0.1}, 0.8).open, "without pruning it doesn't find the needle");
   EXPECT_EQ(judged({1, 1.1, 0.9}, {1, 1.1, 0.9}, 0).open, "the tolerance skips no block");
+}
+
+TEST_F(PrunedNeedle, AsksTheBoundaryByMassForAQuarterOfTheBlocksAtMost) {
+  const auto of_mass = [&](double skipped, double by_mass) {
+    return one_of(comparisons({1, 1.1, 0.9}, {1, 1.1, 0.9}, skipped, by_mass), "At one tolerance the boundary by mass");
+  };
+  EXPECT_EQ(of_mass(0.8, 0.83).verdict(), Verdict::kReproduced);
+  EXPECT_NEAR(of_mass(0.8, 0.83).measured, 0.15, 1e-9);
+  EXPECT_EQ(of_mass(0.8, 0.78).verdict(), Verdict::kRefuted);
+  EXPECT_EQ(of_mass(0.8, 0.9).verdict(), Verdict::kRefuted);
+  EXPECT_EQ(of_mass(0, 0).open, "the tolerance skips no block");
+}
+
+TEST_F(PrunedNeedle, SkipsByMassWhatTheModelSkipsAndNoLess) {
+  const nlohmann::json measured = read_sealed(file()).at("value");
+  ASSERT_FALSE(measured.at("skipped").empty());
+  ASSERT_EQ(measured.at("skipped").size(), measured.at("skipped_by_mass").size());
+  for (size_t i = 0; i < measured.at("skipped").size(); ++i)
+    EXPECT_GE(measured.at("skipped_by_mass")[i][1], measured.at("skipped")[i][1]);
 }
 
 TEST_F(PrunedNeedle, WritesItsRecords) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <map>
 
@@ -15,11 +16,19 @@ namespace lethe::pruned_needle {
 namespace {
 
 constexpr const char* kGain = "gain_at_length_and_depth";
+constexpr double kMostSavedByMass = 0.25;  ///< share of the blocks left
+
+std::string in_percent(double share) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", 100 * share);
+  return text;
+}
 
 /// The answers of one model.
 struct Answers {
   Evaluated without, with;  ///< of the evaluation needle, without pruning and with the tolerance of the training
   std::map<int64_t, double> skipped;  ///< share of the blocks that the tolerance skips, by the length of the text
+  std::map<int64_t, double> skipped_by_mass;  ///< the same with the boundary by mass, which the paper doesn't have
 };
 
 /// The evaluation needle of a model with another tolerance: its records, and the gain of each prompt.
@@ -42,17 +51,50 @@ nlohmann::json skipped_blocks(LanguageModel& model, const Study& study) {
   return shares;
 }
 
+/// Of [length, share] pairs.
+std::map<int64_t, double> by_length(const nlohmann::json& shares) {
+  std::map<int64_t, double> found;
+  for (const nlohmann::json& pair : shares) found[pair.at(0)] = pair.at(1);
+  return found;
+}
+
 Answers answers_of(const Study& study, const Artefact& model) {
   const auto tolerance = model.run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
   const nlohmann::json settings = {{"needle", study.settings.at("needle")}, {"log_tolerance", *tolerance}};
   const auto found = study.measured(model, {"pruned_needle"}, settings, [&](LanguageModel& weights) {
+    LanguageModel by_mass = with_attention(weights, [](AttentionConfig& attention) { attention.prune_by_mass = true; });
     return nlohmann::json{{"without", answers_with(weights, std::nullopt, study)},
                           {"with", answers_with(weights, tolerance, study)},
-                          {"skipped", skipped_blocks(weights, study)}};
+                          {"skipped", skipped_blocks(weights, study)},
+                          {"skipped_by_mass", skipped_blocks(by_mass, study)}};
   });
-  Answers answers{evaluated_of(found.at("without")), evaluated_of(found.at("with")), {}};
-  for (const nlohmann::json& pair : found.at("skipped")) answers.skipped[pair.at(0)] = pair.at(1);
-  return answers;
+  return {evaluated_of(found.at("without")), evaluated_of(found.at("with")), by_length(found.at("skipped")),
+          by_length(found.at("skipped_by_mass"))};
+}
+
+/// What the boundary by mass saves of the blocks that the paper's leaves, over the lengths that this one prunes.
+void add_savings(const Answers& answers, std::vector<double>& savings) {
+  for (const auto& [length, skipped] : answers.skipped)
+    if (skipped > 0) savings.push_back(1 - (1 - answers.skipped_by_mass.at(length)) / (1 - skipped));
+}
+
+Comparison statement_on_mass(const std::vector<double>& savings, const nlohmann::json& settings) {
+  Comparison comparison{
+      .statement =
+          "At one tolerance the boundary by mass leaves no more blocks than the paper's, and up to a quarter fewer",
+      .source = "ours",
+      .unit = "share of the blocks left",
+      .expectation = Expectation::between(0, kMostSavedByMass)};
+  if (savings.empty()) {
+    comparison.measured = comparison.band = std::numeric_limits<double>::quiet_NaN();
+    comparison.open = "the tolerance skips no block";
+    return comparison;
+  }
+  comparison.measured = mean(savings);
+  comparison.band = band_of_mean(savings, settings.value("confidence", kConfidence));
+  comparison.note = "over training lengths and lengths of the text: " + in_percent(*std::ranges::min_element(savings)) +
+                    " to " + in_percent(*std::ranges::max_element(savings));
+  return comparison;
 }
 
 /// The prompts of one side of the training length, over the models trained on it.
@@ -120,11 +162,15 @@ void add_records(const Study& study, const Artefact& model, const Answers& answe
       findings.points.push_back(point);
     }
   }
-  for (const auto& [length, share] : answers.skipped) {
-    findings.records.push_back(record_of(study.experiment, model.run, 1, length, "pruned_share", "1", share));
-    findings.records.back().variant = std::to_string(trained) + " tokens with pruning";
-    findings.records.back().artefact = model.folder.filename();
-  }
+  for (const auto& [implementation, shares] :
+       {std::pair("", &answers.skipped), std::pair("by mass", &answers.skipped_by_mass)})
+    for (const auto& [length, share] : *shares) {
+      Record record = record_of(study.experiment, model.run, 1, length, "pruned_share", "1", share);
+      record.variant = std::to_string(trained) + " tokens with pruning";
+      if (*implementation != '\0') record.implementation = implementation;
+      record.artefact = model.folder.filename();
+      findings.records.push_back(record);
+    }
 }
 
 }  // namespace
@@ -141,12 +187,14 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
 Findings measure(const Study& study) {
   Findings findings;
   std::map<std::pair<int64_t, bool>, Prompts> prompts;  // by training length and whether within it
+  std::vector<double> savings;
   bool is_any_measured = false;
   study.each([&](const Artefact& model) {
     try {
       const Answers answers = answers_of(study, model);
       const int64_t trained = model.run.training.context_length;
       for (const bool is_within : {true, false}) prompts[{trained, is_within}].add(answers, is_within, trained);
+      add_savings(answers, savings);
       add_records(study, model, answers, findings);
       is_any_measured = true;
     } catch (const NotMeasured&) {  // other claims have run some of these models before this one asked them
@@ -159,6 +207,7 @@ Findings measure(const Study& study) {
     for (const bool is_within : {true, false})
       if (std::ranges::any_of(lengths, [=](int64_t length) { return (length <= trained) == is_within; }))
         findings.comparisons.push_back(statement(trained, is_within, prompts[{trained, is_within}], study.settings));
+  findings.comparisons.push_back(statement_on_mass(savings, study.settings));
   return findings;
 }
 

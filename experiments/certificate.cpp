@@ -11,6 +11,7 @@
 #include <cctype>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <iterator>
@@ -56,7 +57,9 @@ Revision revision_around(const std::filesystem::path& folder) {
   Revision found;
   const std::filesystem::path checkout = checkout_of(folder);
   if (checkout.empty()) {
-    found.reason = "no checkout around " + folder.string();
+    const char* told = std::getenv("LETHE_COMMIT");
+    if (told && *told) found.commit = told;
+    else found.reason = "no checkout around " + folder.string();
     return found;
   }
   try {

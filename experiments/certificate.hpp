@@ -15,8 +15,8 @@ namespace lethe {
 std::string built_commit();
 
 /// The origin of a result: commit and dirty flag of the checkout around `folder`, command line, machine, compiler, Torch and
-/// library versions, time. Where git doesn't name a commit, that is "unknown" and the flag null: no result is lost for it. `built`: built_commit(),
-/// where it is known.
+/// library versions, time. Away from a checkout the commit is that of the environment's LETHE_COMMIT; where neither names one, or git refuses, it is
+/// "unknown", and the flag is null: no result is lost for it. `built`: built_commit(), where it is known.
 /// `device`: the device of the computation; for a GPU the machine's entry holds gpu_certificate.
 nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line,
                                  torch::Device device = torch::kCPU);

@@ -142,6 +142,21 @@ class Leaves(unittest.TestCase):
         gradient, = torch.autograd.grad(3 * ours["value"].sum() + 5 * ours["key_gate"].sum(), step)
         self.assertEqual(gradient.item(), 3 * 2 * 2 - 5)  # x is value / step: 2, in both columns
 
+    def test_of_mamba_s_step_have_a_skip_of_zeros(self):
+        taken = {}
+
+        def update(state, x, *others, D, dt_bias):
+            taken.update(skip=D, rows=x)
+            return x
+
+        given = {"query": torch.ones(2, 1, 3, 4), "key": torch.ones(2, 1, 3, 4), "value": torch.ones(2, 1, 3, 6), "key_gate": torch.full((2, 1, 3), -0.5),
+                 "state": torch.ones(2, 3, 4, 6)}
+        rival = matrix_state_rivals.mamba_step()
+        with unittest.mock.patch.dict(sys.modules, {"mamba_ssm.ops.triton.selective_state_update": unittest.mock.Mock(selective_state_update=update)}):
+            values, state = rival.call(rival.leaves(given))
+        self.assertEqual((values.shape, state.shape, taken["skip"].shape), ((2, 1, 3, 6), (2, 3, 4, 6), taken["rows"].shape[1:]))
+        self.assertFalse(taken["skip"].any())
+
 
 class Packages(unittest.TestCase):
     def test_are_found_by_import_with_their_version_or_have_a_reason(self):
@@ -156,6 +171,11 @@ class Packages(unittest.TestCase):
             del sys.modules["found_rival"], sys.modules["found_rival.operators"]
         self.assertEqual(versions, {"found_rival": "1.2"})
         self.assertEqual(missing, {"missing_rival": "ModuleNotFoundError: No module named 'missing_rival'"})
+
+    def test_of_fla_pass_no_call_on_to_others(self):
+        with unittest.mock.patch.dict("os.environ", {"FLA_TILELANG": "1"}) as environment:
+            matrix_state_rivals.packages_at_hand(("fla",))
+            self.assertEqual({environment[name] for name in ("FLA_FLASH_KDA", "FLA_FLASH_QLA", "FLA_TILELANG")}, {"0"})
 
     def test_that_are_not_at_hand_have_no_rivals(self):
         names = lambda packages: {rival.package for rival in matrix_state_rivals.rivals_of("delta token", packages)}

@@ -4,11 +4,13 @@ A rival takes tensors of its own (its leaves), prepared from ours outside its ti
 state and gradients of those very leaves are what the rival has to find, each within a tolerance (the norm of the difference over ours).
 
 What a rival cannot do is left out: FlashInfer and FlashKDA have no backward, FlashKDA takes log gates above −5 alone, Mamba-2 scales its values by its gate.
+FLA is timed with its own Triton kernels, also where packages are at hand to which it would pass a call on.
 """
 
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import pathlib
 import re
 import sys
@@ -20,6 +22,7 @@ import torch
 from torch.nn.functional import normalize
 
 GATE_BOUND = -5.0  # of FlashKDA's log gates, at most
+FLA_OWN = dict.fromkeys(("FLA_FLASH_KDA", "FLA_FLASH_QLA", "FLA_TILELANG"), "0")  # read by FLA at each call
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ MODULES = {"fla": ("fla.ops", False), "mamba_ssm": ("mamba_ssm.ops.triton.ssd_co
 def packages_at_hand(wanted=tuple(MODULES)):
     """({package: version}, {package: why it cannot be imported})"""
     versions, missing = {}, {}
+    if "fla" in wanted:
+        os.environ.update(FLA_OWN)
     for package in wanted:
         module, without_init = MODULES[package]
         try:
@@ -143,7 +148,7 @@ def mamba_step():
         state, x = leaves["state"], leaves["x"][:, 0]  # the state is overwritten
         step, bias = leaves["step"][:, 0, :, None].expand(x.shape), leaves["bias"][:, None].expand(x.shape[1:])
         minus_one = leaves["A"][:, None, None].expand(state.shape[1:])
-        values = update(state, x, step, minus_one, leaves["B"][:, 0], leaves["C"][:, 0], dt_bias=bias)
+        values = update(state, x, step, minus_one, leaves["B"][:, 0], leaves["C"][:, 0], D=bias, dt_bias=bias)  # 2.3.2 raises without D, here of zeros
         return values[:, None], state.transpose(-1, -2)
 
     return Rival("mamba_ssm", "selective_state_update", call, leaves, ours, backward=False)

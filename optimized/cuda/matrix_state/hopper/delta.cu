@@ -192,6 +192,7 @@ void delta_forward_by_warpgroups(const MatrixStateForward& a) {
   DeltaSweepArguments p = sweep_arguments(a, solved);
   p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.last = a.last_state;
+  p.values = a.values;
   int32_t* const ready = take_ready(memory, a.shape);
   if (!a.kept_states) return launch<true, false>(a, solved, ready, p, a.stream);
   Workspace left(a.kept_states);

@@ -44,6 +44,7 @@ struct DeltaSweepArguments {
   const SolvedChunk* solved;
   const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
   float* last;              ///< the same; null: not wanted
+  void* values;             ///< [B, T, H, columns] contiguous, of a sweep that makes values alone
   DeltaArrays arrays;       ///< where it keeps S and r for a backward, of a forward the keys' numbers too; R and dN̄
   const int32_t* ready;     ///< as in DeltaSolveArguments; null: all is solved before
   const float* chunk_keys;  ///< back: ChunkKeys [B·H, chunks], of `solved` or what a forward left

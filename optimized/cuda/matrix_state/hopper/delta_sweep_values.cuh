@@ -2,7 +2,8 @@
 // A warpgroup of delta_sweep.cuh that carries 64 columns of the state, of a forward.
 //
 // It holds the transposes of S, X, R and O: a warp 16 columns of the values, whose numbers no other warp needs. So what a product leaves in registers is,
-// rounded, the left operand of the next one, and the warps meet only where O leaves.
+// rounded, the left operand of the next one, and the warps don't meet. O leaves by way of a place of its own, so that a chunk's stage is empty when its state is
+// there.
 //
 //   Sᵀ Kᵀ, Sᵀ Qᵀ                  wgmma, from S rounded to float16; of more than 64 rows the second one later, in the first one's registers
 //   Xᵀ = Vᵀ − γ Sᵀ Kᵀ
@@ -65,14 +66,47 @@ __device__ __forceinline__ void subtract_from_values(float (&sums)[32], uint32_t
   }
 }
 
-/// A warp's 16 columns of a tile, from its rows of sums of the transpose.
-__device__ __forceinline__ void store_packed_transposed(uint32_t tile, const uint32_t (&packed)[16], int block,
-                                                        int lane) {
+/// A warp's 16 columns of the values of 64 tokens, on their way from its sums of the transpose to memory, where a lane has 16 bytes of every sixteenth token.
+class DeltaColumns {
+  static constexpr int kRow = 32, kBytes = kChunk * kRow;  // of shared memory: a token's, a warp's
+  uint32_t place_, from_;                                  // where a lane stores its rows of matrices, and loads
+  char* to_;                                               // the lane's first token
+  int64_t sixteen_;                                        // bytes to the lane's next one
+  int tokens_;                                             // from the lane's first one to the end; 0 past the last column
+
+  // The halves of a token's row change places every four tokens, so that those of eight are in different banks.
+  __device__ static uint32_t place_of(int token, int half) { return token * kRow + ((half ^ token / 4 % 2) << 4); }
+
+ public:
+  /// `memory` has places of all warps of a head's 64 columns; `column`, h: of the warp's first one. The result is [B, T, H, columns] contiguous.
+  __device__ DeltaColumns(const DeltaSweepArguments& p, char* memory, int column, int64_t b, int h, int block, int lane) {
+    const uint32_t tile = ptx::shared_address(memory) + block * kBytes;
+    place_ = tile + place_of(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    from_ = tile + place_of(lane / 2, lane % 2);
+    const int64_t token = int64_t{2} * p.heads * p.columns;
+    const int first = column + 16 * block + lane % 2 * 8;
+    to_ = static_cast<char*>(p.values) + (b * p.length + lane / 2) * token + (int64_t{h} * p.columns + first) * 2;
+    sixteen_ = 16 * token;
+    tokens_ = first < p.columns ? static_cast<int>(p.length) - lane / 2 : 0;
+  }
+
+  /// A chunk's, after those before it.
+  __device__ __forceinline__ void store(const uint32_t (&packed)[16]) {
+    __syncwarp();  // the last chunk's have been read
 #pragma unroll
-  for (int k = 0; k < kWarps; ++k)
-    ptx::store_matrices_transposed(at_piece(columns_address(tile, k, lane), 2 * block), packed[4 * k],
-                                   packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
-}
+    for (int k = 0; k < kWarps; ++k)
+      ptx::store_matrices_transposed(place_ + k * 16 * kRow, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
+                                     packed[4 * k + 3]);
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) {
+      const uint4 words = ptx::load_words(from_ + k * 16 * kRow);
+      if (tokens_ > 16 * k) *reinterpret_cast<uint4*>(to_ + k * sixteen_) = words;
+    }
+    to_ += kWarps * sixteen_;
+    tokens_ -= kChunk;
+  }
+};
 
 /// state += left · keys, of 64 tokens and all rows of the state: issued.
 template <int kBlocks>
@@ -107,6 +141,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     arrive_warp(&small().measured[n % 2], lane);
   };
   measure(0);
+  DeltaColumns results(p, memory + Shared::kState + group * kPanel, column, b, h, block, lane);
   float unit = 1.0f;  // of the state
   ptx::RingPosition at;
   for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
@@ -115,7 +150,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     SolvedChunk& chunk = solved(at.index);
     const char* const query = stage(at.index);
     const char* const key = query + Shared::kKey;
-    char* const value = stage(at.index) + Shared::kValue + group * kPanel;
+    const char* const value = query + Shared::kValue + group * kPanel;
     if (n == 0) {
       ptx::mbarrier_wait(&small().prepared[0], 0);
       scale_state(small().first_reciprocal);
@@ -158,10 +193,6 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     subtract_from_values<Element>(x, ptx::shared_address(value), tokens.reciprocal(), tokens.read_key(), block, lane);
     uint32_t left[16];
     pack_sums<__half>(left, x, 1.0f);
-    if (n > 0 && arrives(lane)) {
-      ptx::bulk_wait_read<0>();  // the chunk before's rows
-      ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
-    }
     add_triangle(x, left, chunk.inverse, lane);
     if constexpr (kBlocks > 1) {  // has no registers for these sums before
       ptx::undefined(out);
@@ -185,17 +216,12 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     add_triangle(out, residual, pairs(n), lane);
     scale_columns(by_tiles(out), out_unit(chunk), lane);
     pack_sums<Element>(residual, out, 1.0f);
-    store_packed_transposed(ptx::shared_address(value), residual, block, lane);  // over what this warp has read
-    ptx::fence_async_shared();
+    results.store(residual);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(state);
     ptx::fence_registers(left);
+    arrive_warp(&small().empty[at.index], lane);
     measure(n + 1);
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // all columns of O are there
-    if (lane == 0) {
-      ptx::store_tile(&p.maps[3], value + 16 * block * 128, column, h, static_cast<int>(first_of(n)) + 16 * block, b);
-      ptx::bulk_commit();
-    }
   }
   if (p.last) {
     scale_state(unit);
@@ -203,7 +229,6 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       if (there) p.last[place] = number;
     });
   }
-  if (lane == 0) ptx::bulk_wait<0>();
 }
 
 }  // namespace lethe::matrix_state

@@ -86,6 +86,30 @@ __device__ __forceinline__ void store_row(const uint4 (&pieces)[4 * kPanels], co
   part.each([&](int i, uint32_t address) { ptx::store_words(address, scaled_to_half<Element>(pieces[i], factor)); });
 }
 
+/// The same; returns the length of a row so divided, of which two lanes have the parts: its numbers are below 2.
+template <typename Element, int kPanels>
+__device__ __forceinline__ float store_and_measure_row(const uint4 (&pieces)[4 * kPanels], const RowPart<kPanels>& part,
+                                                       float factor) {
+  __half2 squares[4] = {};
+  part.each([&](int i, uint32_t address) {
+    const uint4 x = scaled_to_half<Element>(pieces[i], factor);
+    ptx::store_words(address, x);
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const __half2 pair = pair_of<__half>(words[e]);
+      squares[e] = __hfma2(pair, pair, squares[e]);
+    }
+  });
+  float sum = 0.0f;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float2 pair = __half22float2(squares[e]);
+    sum += pair.x + pair.y;
+  }
+  return __fsqrt_rn(sum + __shfl_xor_sync(kAllLanes, sum, 16));
+}
+
 /// Rows become float16 divided by their units, which are known.
 template <typename Element, int kPanels>
 __device__ __forceinline__ void divide_rows(uint32_t tile, const float* units, int block, int lane) {

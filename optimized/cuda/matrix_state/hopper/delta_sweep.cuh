@@ -14,6 +14,7 @@
 // the next one begins, its stage is empty only during that.
 
 #include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_sweep_solve.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_values.cuh"
 
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
             head = static_cast<int>(blockIdx.x) / ctas, lane = static_cast<int>(threadIdx.x % 32), b = head / p.heads,
             h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
   const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
-  run_roles<std::conditional_t<kKeeps, Shared, DeltaValuesShared<kBlocks, kGroups>>>(call, warp / kWarps);
+  run_roles<typename decltype(call)::Shared>(call, warp / kWarps);
 }
 
 }  // namespace lethe::matrix_state

@@ -8,11 +8,12 @@
 
 namespace lethe::matrix_state {
 
-/// kReads: by queries. kKeeps: states and residuals for a backward.
+/// kReads: by queries. kKeeps: states and residuals for a backward, of chunks that are solved; else chunks are solved here.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 struct DeltaSweep {
-  using Shared = DeltaSweepShared<kBlocks, kGroups>;
-  static constexpr bool kBesideSolve = kBlocks > 1 && kReads;  ///< where `ready` may be given
+  using Shared =
+      std::conditional_t<kKeeps, DeltaSweepShared<kBlocks, kGroups>, DeltaValuesShared<kBlocks, kGroups>>;
+  static constexpr bool kBesideSolve = kBlocks > 1 && kReads && kKeeps;  ///< where `ready` may be given
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
@@ -28,9 +29,22 @@ struct DeltaSweep {
   __device__ uint4* pairs(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
   }
+  /// Of a chunk's triangle, which prepare_and_solve() makes, in as many places.
+  __device__ uint4* triangle(int n) const {
+    return reinterpret_cast<uint4*>(memory + Shared::kTriangles + n % 2 * kFragments);
+  }
   __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
+  // Of the keys of a stage's chunk.
+  __device__ float* key_unit(int i) const {
+    if constexpr (kKeeps) return solved(i).key_unit;
+    else return small().keys[i].unit;
+  }
+  __device__ float* key_norm(int i) const {
+    if constexpr (kKeeps) return solved(i).key_norm;
+    else return small().keys[i].norm;
+  }
   /// scale · σ and the query's unit, over what is not read again when the units are known.
-  __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
+  __device__ float* out_unit(int i) const { return key_norm(i); }
 
   /// A warpgroup: all rows of 64 columns of the state, and O where it reads.
   __device__ __forceinline__ void sweep(int group) const {
@@ -57,11 +71,13 @@ struct DeltaSweep {
       uint64_t* const full = &small().full[at.index];
       if (lane == 0) {
         char* const to = stage(at.index);
-        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk));
+        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) +
+                                              (kKeeps ? int{sizeof(SolvedChunk)} : 0));
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
         if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
-        ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
+        if constexpr (kKeeps)
+          ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
       }
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);
@@ -113,20 +129,19 @@ struct DeltaSweep {
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokens& tokens = small().tokens[at.index];
-      SolvedChunk& chunk = solved(at.index);
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
-      const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
-      if constexpr (kReads && kKeeps) keep_keys(n, chunk);
+      const DeltaChunkGrowth own(tokens, small().units[at.index], key_norm(at.index), lane);
+      if constexpr (kReads && kKeeps) keep_keys(n, solved(at.index));
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
       const float before = growth.after(bound_of(earlier, unit_before));
       if (n == 0) {
         unit = delta_unit(before);
         if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
       }
-      const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
-                                       small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale, lane);
+      const float next = prepare_units(tokens, small().units[at.index], key_unit(at.index), key_norm(at.index),
+                                       small().of_state[n % 2], out_unit(at.index), own, before, unit, p.scale, lane);
       growth = own.whole;
       if (lane == 0) {
         small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
@@ -144,6 +159,11 @@ struct DeltaSweep {
 
   /// A warpgroup: what no state enters, then weighed.
   __device__ __forceinline__ void prepare() const {
+    if constexpr (kKeeps) prepare_solved();
+    else prepare_and_solve();
+  }
+  __device__ __forceinline__ void prepare_and_solve() const;  // delta_sweep_solve.cuh
+  __device__ __forceinline__ void prepare_solved() const {
     const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // in a register of each thread: fewer spills
     const bool gated = p.gate.log_forget != nullptr;
     const int i0 = 16 * block + lane / 4;
@@ -179,12 +199,12 @@ struct DeltaSweep {
           return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
         };
         const float outer[2] = {-chunk.unit[i0] * reciprocal[i0], -chunk.unit[i0 + 8] * reciprocal[i0 + 8]};
-        weigh_blocks<false, !kKeeps>(chunk.inverse, factor, outer, block, lane);
+        weigh_blocks<false>(chunk.inverse, factor, outer, block, lane);
       }
       if constexpr (kReads) {
         const uint16_t* const of_state = small().of_state[n % 2];
         const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
-        store_weighted<false, !kKeeps>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
+        store_weighted<false>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
       }
       arrive_warp(&small().prepared[at.index], lane);
     }

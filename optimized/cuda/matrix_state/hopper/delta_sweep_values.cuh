@@ -5,10 +5,10 @@
 // rounded, the left operand of the next one, and the warps don't meet. O leaves by way of a place of its own, so that a chunk's stage is empty when its state is
 // there.
 //
-//   Sᵀ Kᵀ, Sᵀ Qᵀ                  wgmma, from S rounded to float16; of more than 64 rows the second one later, in the first one's registers
+//   Sᵀ Kᵀ                         wgmma, from S rounded to float16
 //   Xᵀ = Vᵀ − γ Sᵀ Kᵀ
-//   Rᵀ = Xᵀ − Xᵀ (W β)ᵀ           mma.sync, with the lower blocks alone
-//   Sᵀ = γ_C Sᵀ + (D_C β R)ᵀ K    wgmma
+//   R                             mma.sync, block after block of 16 tokens: R_b = Y_b − W_b β Y_b, Y_b = X_b − Σ_c G_bc β R_c of the blocks c before it
+//   Sᵀ Qᵀ, in the registers of Xᵀ; Sᵀ = γ_C Sᵀ + (D_C β R)ᵀ K    wgmma
 //   Oᵀ = γ Sᵀ Qᵀ + Rᵀ (P β)ᵀ      mma.sync, under the one before
 
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_roles.cuh"
@@ -27,6 +27,28 @@ __device__ __forceinline__ void add_triangle(float (&sums)[32], const uint32_t (
       ptx::multiply_add<__half>(by_tiles(sums)[2 * i], a, words.x, words.y);
       ptx::multiply_add<__half>(by_tiles(sums)[2 * i + 1], a, words.z, words.w);
     }
+  }
+}
+
+/// Xᵀ becomes Rᵀ, block after block of tokens; `rounded` gets it as a left operand. `blocks` are those of prepare_and_solve().
+__device__ __forceinline__ void solve_tokens(float (&sums)[32], uint32_t (&rounded)[16], const uint4* blocks,
+                                             int lane) {
+  Sums& x = by_tiles(sums);
+  const auto add = [&](const uint32_t(&left)[4], int i, int k) {
+    const uint4 words = blocks[32 * lower_block(i, k) + lane];
+    ptx::multiply_add<__half>(x[2 * i], left, words.x, words.y);
+    ptx::multiply_add<__half>(x[2 * i + 1], left, words.z, words.w);
+  };
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    uint32_t left[4];
+    pack_left<__half>(left, x, k, 1.0f);
+    add(left, k, k);
+    pack_left<__half>(left, x, k, 1.0f);
+#pragma unroll
+    for (int i = k + 1; i < kWarps; ++i) add(left, i, k);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rounded[4 * k + i] = left[i];
   }
 }
 
@@ -141,13 +163,12 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     arrive_warp(&small().measured[n % 2], lane);
   };
   measure(0);
-  DeltaColumns results(p, memory + Shared::kState + group * kPanel, column, b, h, block, lane);
+  DeltaColumns results(p, memory + Shared::kOut + group * kPanel, column, b, h, block, lane);
   float unit = 1.0f;  // of the state
   ptx::RingPosition at;
   for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
     DeltaTokens& tokens = small().tokens[at.index];
     DeltaTokenUnits& units = small().units[at.index];
-    SolvedChunk& chunk = solved(at.index);
     const char* const query = stage(at.index);
     const char* const key = query + Shared::kKey;
     const char* const value = query + Shared::kValue + group * kPanel;
@@ -163,18 +184,8 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
     ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
     float x[32], out[32];
-    const auto read_queries = [&] {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m)
-        issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
-      ptx::wgmma_commit();
-    };
     ptx::undefined(x);
     ptx::fence_registers(x);
-    if constexpr (kBlocks == 1) {
-      ptx::undefined(out);
-      ptx::fence_registers(out);
-    }
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
     ptx::wgmma_fence();
@@ -183,26 +194,20 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_commit();
     const float decay = small().decay[at.index];
     unit = small().after[at.index];
-    if constexpr (kBlocks == 1) {
-      read_queries();
-      scale_state(decay);
-    }
-    ptx::wgmma_wait<kBlocks == 1 ? 1 : 0>();
+    if constexpr (kBlocks == 1) scale_state(decay);
+    ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     if constexpr (kBlocks > 1) scale_state(decay);
     subtract_from_values<Element>(x, ptx::shared_address(value), tokens.reciprocal(), tokens.read_key(), block, lane);
-    uint32_t left[16];
-    pack_sums<__half>(left, x, 1.0f);
-    add_triangle(x, left, chunk.inverse, lane);
-    if constexpr (kBlocks > 1) {  // has no registers for these sums before
-      ptx::undefined(out);
-      ptx::fence_registers(out);
-      ptx::wgmma_fence();
-      read_queries();
-    }
+    uint32_t left[16], residual[16];
+    solve_tokens(x, residual, triangle(n), lane);
+    ptx::undefined(out);  // there are no registers for these sums before
+    ptx::fence_registers(out);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
+    ptx::wgmma_commit();
     pack_weighted(left, x, tokens.write(), lane);
-    uint32_t residual[16];
-    pack_sums<__half>(residual, x, 1.0f);
     ptx::fence_registers(left);
     ptx::fence_registers(state);
     ptx::wgmma_fence();
@@ -214,7 +219,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
     scale_columns(by_tiles(out), units.read_state(), lane);
     add_triangle(out, residual, pairs(n), lane);
-    scale_columns(by_tiles(out), out_unit(chunk), lane);
+    scale_columns(by_tiles(out), out_unit(at.index), lane);
     pack_sums<Element>(residual, out, 1.0f);
     results.store(residual);
     ptx::wgmma_wait<0>();

@@ -64,28 +64,35 @@ __device__ __forceinline__ void pack_weighted(uint32_t (&left)[16], const float 
   }
 }
 
-/// sums become Vᵀ over the tokens' units, less their columns times `read`: 16 columns of V from `tile`.
+/// A chunk's numbers of this lane's columns of sums of 64 tokens.
+__device__ __forceinline__ void load_columns(float2 (&own)[8], const float* numbers, int lane) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c) own[c] = *reinterpret_cast<const float2*>(&numbers[8 * c + lane % 4 * 2]);
+}
+
+/// Vᵀ over the tokens' units: 16 columns of V from `tile`.
 template <typename Element>
-__device__ __forceinline__ void subtract_from_values(float (&sums)[32], uint32_t tile, const float* reciprocal,
-                                                     const float* read, int block, int lane) {
+__device__ __forceinline__ void load_values(float (&values)[32], uint32_t tile, const float* reciprocal, int block,
+                                            int lane) {
+  float2 over[8];
+  load_columns(over, reciprocal, lane);
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    uint32_t values[4];
-    load_transposed_left(values, tile, k, block, lane);
+    uint32_t words[4];
+    load_transposed_left(words, tile, k, block, lane);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int c = 2 * k + half, token = 8 * c + lane % 4 * 2;
-      const float2 over = *reinterpret_cast<const float2*>(&reciprocal[token]),
-                   factor = *reinterpret_cast<const float2*>(&read[token]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float2 v = unpack<Element>(values[2 * half + i]);
-        float &x = sums[4 * c + 2 * i], &y = sums[4 * c + 2 * i + 1];
-        x = fmaf(v.x, over.x, -factor.x * x);
-        y = fmaf(v.y, over.y, -factor.y * y);
-      }
+    for (int i = 0; i < 4; ++i) {
+      const float2 v = unpack<Element>(words[i]);
+      values[8 * k + 2 * i] = v.x * over[2 * k + i / 2].x;
+      values[8 * k + 2 * i + 1] = v.y * over[2 * k + i / 2].y;
     }
   }
+}
+
+/// sums become `from` less their columns times `factors`.
+__device__ __forceinline__ void subtract_columns(float (&sums)[32], const float (&from)[32], const float2 (&factors)[8]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) sums[i] = fmaf(-(i % 2 ? factors[i / 4].y : factors[i / 4].x), sums[i], from[i]);
 }
 
 /// A warp's 16 columns of the values of 64 tokens, on their way from its sums of the transpose to memory, where a lane has 16 bytes of every sixteenth token.
@@ -194,11 +201,15 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_commit();
     const float decay = small().decay[at.index];
     unit = small().after[at.index];
+    float values[32];
+    float2 factors[8];
+    load_values<Element>(values, ptx::shared_address(value), tokens.reciprocal(), block, lane);
+    load_columns(factors, tokens.read_key(), lane);
     if constexpr (kBlocks == 1) scale_state(decay);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     if constexpr (kBlocks > 1) scale_state(decay);
-    subtract_from_values<Element>(x, ptx::shared_address(value), tokens.reciprocal(), tokens.read_key(), block, lane);
+    subtract_columns(x, values, factors);
     uint32_t left[16], residual[16];
     solve_tokens(x, residual, triangle(n), lane);
     ptx::undefined(out);  // there are no registers for these sums before
@@ -213,11 +224,13 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_fence();
     issue_update<kBlocks>(state, left, key);
     ptx::wgmma_commit();
+    load_columns(factors, units.read_state(), lane);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(out);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
-    scale_columns(by_tiles(out), units.read_state(), lane);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) out[i] *= i % 2 ? factors[i / 4].y : factors[i / 4].x;
     add_triangle(out, residual, pairs(n), lane);
     scale_columns(by_tiles(out), out_unit(at.index), lane);
     pack_sums<Element>(residual, out, 1.0f);

@@ -48,8 +48,8 @@ struct DeltaValuesShared : DeltaSweepShared<kBlocks, kGroups> {
   static constexpr bool kDividesFirst = true;
   static constexpr int kLoadRegisters = kBlocks == 1 ? 24 : 40, kPrepareRegisters = kBlocks == 1 ? 64 : 88,
                        kStateRegisters = kBlocks == 1   ? 152
-                                                                                  : kGroups == 1 ? 232
-                                                                                                 : 192;
+                                         : kGroups == 1 ? 232
+                                                        : 192;
 };
 
 }  // namespace lethe::matrix_state

@@ -1,17 +1,18 @@
 #pragma once
-// delta_state's values for a state of at most 128 rows, from the chunks that delta_solve.cuh solved: a CTA sweeps a head and kGroups times 64 columns of its
-// state in chunks of 64 tokens, by the equations of delta_forward.cuh. For a backward also, or alone, the states before all chunks and R.
+// delta_state's values for a state of at most 128 rows: a CTA sweeps a head and kGroups times 64 columns of its state in chunks of 64 tokens, by the equations
+// of delta_forward.cuh. For a backward also, or alone, the states before all chunks and R, from the chunks that delta_solve.cuh solved.
 //
-//   a warp         tiles of a chunk, its W when that is solved, its gates and strengths    → full
-//   two warps      make the rows of Q float16, measure those of V                          → rows
-//   a warp         units                                                                   → weighed
-//   a warpgroup    makes the rows of K float16; P = Q Kᵀ; weights P and W by units         → prepared
-//   one or two     S, rounded; X = V − γ K S; R = X − W β X;
-//                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
+//   a warp         tiles of a chunk, its W where that is solved before, its gates and strengths    → full
+//   two warps      make the rows of Q float16, measure those of V                                  → rows
+//   a warp         units                                                                           → weighed
+//   a warpgroup    makes the rows of K float16; P = Q Kᵀ and, for values alone, G = K Kᵀ;
+//                  weights both, or P and W, by units                                              → prepared
+//   one or two     S, rounded; X = V − γ K S; R of X;
+//                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                                     → measured, empty
 //
 // The first four are warps 0, 2 and 3, 1, and warpgroup 1; for values alone 3, 0 and 1, 2. All that becomes float16 is divided by the units of delta_units.cuh.
-// O lies over V where only values are made (delta_sweep_values.cuh); else see delta_sweep_states.cuh. So that a chunk's rows of O or R need not have left before
-// the next one begins, its stage is empty only during that.
+// For values alone see delta_sweep_solve.cuh and delta_sweep_values.cuh, else delta_sweep_states.cuh, where O lies over Q or V: so that a chunk's rows of O or R
+// need not have left before the next one begins, its stage is empty only during that.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_solve.cuh"

@@ -11,9 +11,8 @@ namespace lethe::matrix_state {
 /// kReads: by queries. kKeeps: states and residuals for a backward, of chunks that are solved; else chunks are solved here.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 struct DeltaSweep {
-  using Shared =
-      std::conditional_t<kKeeps, DeltaSweepShared<kBlocks, kGroups>, DeltaValuesShared<kBlocks, kGroups>>;
-  static constexpr bool kBesideSolve = kBlocks > 1 && kReads && kKeeps;  ///< where `ready` may be given
+  using Shared = std::conditional_t<kKeeps, DeltaSweepShared<kBlocks, kGroups>, DeltaValuesShared<kBlocks, kGroups>>;
+  static constexpr bool kBesideSolve = kBlocks > 1 && kReads&& kKeeps;  ///< where `ready` may be given
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
@@ -29,7 +28,7 @@ struct DeltaSweep {
   __device__ uint4* pairs(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
   }
-  /// Of a chunk's triangle, which prepare_and_solve() makes, in as many places.
+  /// −G β of a chunk, on the diagonal −W β, over the units of R's rows: as right operands, in as many places.
   __device__ uint4* triangle(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kTriangles + n % 2 * kFragments);
   }
@@ -71,8 +70,8 @@ struct DeltaSweep {
       uint64_t* const full = &small().full[at.index];
       if (lane == 0) {
         char* const to = stage(at.index);
-        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) +
-                                              (kKeeps ? int{sizeof(SolvedChunk)} : 0));
+        ptx::mbarrier_arrive_expect(
+            full, Shared::kStage - (kReads ? 0 : Shared::kKey) + (kKeeps ? int{sizeof(SolvedChunk)} : 0));
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
         if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);

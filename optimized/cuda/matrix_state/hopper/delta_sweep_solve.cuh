@@ -1,6 +1,6 @@
 #pragma once
-// The warpgroup of delta_sweep.cuh that prepares a chunk and solves it as far as no state enters, where values alone are made: R = (I + G β)⁻¹ X follows block
-// after block of 16 tokens (delta_sweep_values.cuh), so only the blocks on the diagonal are inverted, each by its own warp.
+// The warpgroup of delta_sweep.cuh that prepares a chunk where values alone are made, and solves as much of it as no state enters. R = (I + G β)⁻¹ X follows
+// block after block of 16 tokens (delta_sweep_values.cuh), so only the blocks on the diagonal are solved, each by its own warp; the others stay those of G.
 
 #include "optimized/cuda/matrix_state/delta_solution.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_roles.cuh"

@@ -30,7 +30,7 @@ __device__ __forceinline__ void add_triangle(float (&sums)[32], const uint32_t (
   }
 }
 
-/// Xᵀ becomes Rᵀ, block after block of tokens; `rounded` gets it as a left operand. `blocks` are those of prepare_and_solve().
+/// Xᵀ becomes Rᵀ, block after block of tokens; `rounded` gets it as a left operand. `blocks`: triangle().
 __device__ __forceinline__ void solve_tokens(float (&sums)[32], uint32_t (&rounded)[16], const uint4* blocks,
                                              int lane) {
   Sums& x = by_tiles(sums);
@@ -90,7 +90,8 @@ __device__ __forceinline__ void load_values(float (&values)[32], uint32_t tile, 
 }
 
 /// sums become `from` less their columns times `factors`.
-__device__ __forceinline__ void subtract_columns(float (&sums)[32], const float (&from)[32], const float2 (&factors)[8]) {
+__device__ __forceinline__ void subtract_columns(float (&sums)[32], const float (&from)[32],
+                                                 const float2 (&factors)[8]) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) sums[i] = fmaf(-(i % 2 ? factors[i / 4].y : factors[i / 4].x), sums[i], from[i]);
 }
@@ -101,14 +102,15 @@ class DeltaColumns {
   uint32_t place_, from_;                                  // where a lane stores its rows of matrices, and loads
   char* to_;                                               // the lane's first token
   int64_t sixteen_;                                        // bytes to the lane's next one
-  int tokens_;                                             // from the lane's first one to the end; 0 past the last column
+  int tokens_;  // from the lane's first one to the end; 0 past the last column
 
   // The halves of a token's row change places every four tokens, so that those of eight are in different banks.
   __device__ static uint32_t place_of(int token, int half) { return token * kRow + ((half ^ token / 4 % 2) << 4); }
 
  public:
   /// `memory` has places of all warps of a head's 64 columns; `column`, h: of the warp's first one. The result is [B, T, H, columns] contiguous.
-  __device__ DeltaColumns(const DeltaSweepArguments& p, char* memory, int column, int64_t b, int h, int block, int lane) {
+  __device__ DeltaColumns(const DeltaSweepArguments& p, char* memory, int column, int64_t b, int h, int block,
+                          int lane) {
     const uint32_t tile = ptx::shared_address(memory) + block * kBytes;
     place_ = tile + place_of(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     from_ = tile + place_of(lane / 2, lane % 2);

@@ -159,6 +159,37 @@ __device__ __forceinline__ float measure_row(const RowPart<kPanels>& part) {
   return largest_of_two_lanes<Element>(most);
 }
 
+/// A lane's part of a row of a tile of kPanels panels: a quarter of each panel's, of eight rows. As RowPart else.
+template <int kPanels>
+struct QuarterRow {
+  int row;
+  uint32_t address;  ///< of the first piece
+
+  __device__ __forceinline__ QuarterRow(uint32_t tile, int eighth, int lane)
+      : row(8 * eighth + lane % 8), address(tile + tile_piece(row, lane / 8 * 2)) {}
+
+  template <typename Visit>
+  __device__ __forceinline__ void each(Visit&& visit) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kPanels; ++i) visit(i, at_piece(address, i % 2) + i / 2 * kPanel);
+  }
+};
+
+/// Eight rows, read once, become float16 divided by the powers of two below their largest numbers: returns that of this lane's row.
+template <typename Element, int kPanels>
+__device__ __forceinline__ float measure_and_divide_row(const QuarterRow<kPanels>& part) {
+  uint4 pieces[2 * kPanels];
+  part.each([&](int i, uint32_t address) { pieces[i] = ptx::load_words(address); });
+  PairOf<Element> largest = pair_of<Element>(0);
+#pragma unroll
+  for (const uint4& x : pieces)
+    for (const uint32_t word : {x.x, x.y, x.z, x.w}) largest = __hmax2(largest, __habs2(pair_of<Element>(word)));
+  largest = __hmax2(largest, pair_of<Element>(__shfl_xor_sync(kAllLanes, word_of(largest), 8)));
+  const float most = largest_of_two_lanes<Element>(largest), factor = reciprocal_of_power(power_of_two_below(most));
+  part.each([&](int i, uint32_t address) { ptx::store_words(address, scaled_to_half<Element>(pieces[i], factor)); });
+  return most;
+}
+
 /// Rows become float16 divided by the powers of two below their largest numbers: returns that of this lane's row.
 template <typename Element, int kPanels>
 __device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& part) {

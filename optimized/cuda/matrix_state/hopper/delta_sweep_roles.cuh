@@ -103,6 +103,11 @@ struct DeltaSweep {
 
   /// A warp: two of four blocks of rows.
   __device__ __forceinline__ void divide(int half) const {
+    if constexpr (kKeeps) divide_rows_of(half);
+    else divide_queries(half);
+  }
+  __device__ __forceinline__ void divide_queries(int half) const;  // delta_sweep_solve.cuh
+  __device__ __forceinline__ void divide_rows_of(int half) const {
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokenUnits& units = small().units[at.index];
@@ -135,6 +140,7 @@ struct DeltaSweep {
       if constexpr (kReads && kKeeps) keep_keys(n, solved(at.index));
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
       const float before = growth.after(bound_of(earlier, unit_before));
+      if constexpr (Shared::kQueriesApart) ptx::mbarrier_wait(&small().queries[at.index], at.parity);
       if (n == 0) {
         unit = delta_unit(before);
         if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);

@@ -23,6 +23,32 @@ __device__ __forceinline__ void take_diagonal(Sums& sums, const float* scratch, 
   }
 }
 
+/// A warp: two of four blocks of rows, V's first, of which the units wait.
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::divide_queries(int half) const {
+  ptx::RingPosition at;
+  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+    DeltaTokenUnits& units = small().units[at.index];
+    const uint32_t query = ptx::shared_address(stage(at.index));
+    ptx::mbarrier_wait(&small().full[at.index], at.parity);
+#pragma unroll 1
+    for (int i = 2 * half; i < 2 * half + 2; ++i) {
+      const RowPart<kGroups> part(query + Shared::kValue, i, lane);
+      const float most = measure_row<Element>(part);
+      if (lane < 16) units.largest_value[part.row] = most;
+    }
+    arrive_warp(&small().rows[at.index], lane);
+#pragma unroll 1
+    for (int i = 4 * half; i < 4 * half + 4; ++i) {
+      const QuarterRow<kBlocks> part(query, i, lane);
+      const float most = measure_and_divide_row<Element>(part);
+      if (lane < 8) units.query_unit[part.row] = power_of_two_below(most);
+    }
+    ptx::fence_async_shared();
+    arrive_warp(&small().queries[at.index], lane);
+  }
+}
+
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::prepare_and_solve() const {
   using ptx::Major;
@@ -61,9 +87,9 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
         small().factor[part.row] = -tokens.beta[part.row] * unit * unit;
       }
     }
-    ptx::fence_async_shared();
     arrive_warp(&small().rows[at.index], lane);
-    ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(kPrepareBarrier, kComputing);
     multiply(key);  // G over the keys' units
     weigh_lower_pairs<1>(by_tiles(sums), tokens.gates, gated, block, lane, [](int) {});
     solve_diagonal(by_tiles(sums), small().scratch[block], NegativeFactors{small().factor}, block, lane);
@@ -74,7 +100,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       const float outer[2] = {-keys.unit[i0] * reciprocal[i0], -keys.unit[i0 + 8] * reciprocal[i0 + 8]};
       store_weighted<false, true>(triangle(n), by_tiles(sums), units.of_pair(), outer, block, lane);
     }
-    multiply(query);  // P over the units of queries and keys
+    multiply(query);  // P over the units of queries and keys: the queries' rows were there before the units
     weigh_lower_pairs<0>(by_tiles(sums), tokens.gates, gated, block, lane, [](int) {});
     {
       const uint16_t* const of_state = small().of_state[n % 2];

@@ -6,8 +6,8 @@
 
 namespace lethe::matrix_state {
 
-/// Floats from a row to the next of a diagonal block's transpose: rows of four lanes are in different banks.
-constexpr int kSolutionStride = 20;
+/// Floats from a row to the next of a diagonal block's transpose, whose rows of four lanes are in different banks; and of all its rows.
+constexpr int kSolutionStride = 20, kSolutionFloats = 15 * kSolutionStride + 16;
 
 /// Two floats as float16, and what that leaves.
 struct Halves {
@@ -43,7 +43,7 @@ struct NegativeFactors {
   __device__ __forceinline__ float operator()(int column) const { return numbers[column]; }
 };
 
-/// A diagonal block's W, in float: `scratch`, 16 rows of 20 floats of this warp, gets its transpose. `sums` has G's rows of this warp.
+/// A diagonal block's W, in float: `scratch`, kSolutionFloats of this warp, gets its transpose. `sums` has G's rows of this warp.
 template <typename Factors>
 __device__ __forceinline__ void solve_diagonal(const Sums& sums, float* scratch, const Factors& factors, int block,
                                                int lane) {

@@ -86,30 +86,6 @@ __device__ __forceinline__ void store_row(const uint4 (&pieces)[4 * kPanels], co
   part.each([&](int i, uint32_t address) { ptx::store_words(address, scaled_to_half<Element>(pieces[i], factor)); });
 }
 
-/// The same; returns the length of a row so divided, of which two lanes have the parts: its numbers are below 2.
-template <typename Element, int kPanels>
-__device__ __forceinline__ float store_and_measure_row(const uint4 (&pieces)[4 * kPanels], const RowPart<kPanels>& part,
-                                                       float factor) {
-  __half2 squares[4] = {};
-  part.each([&](int i, uint32_t address) {
-    const uint4 x = scaled_to_half<Element>(pieces[i], factor);
-    ptx::store_words(address, x);
-    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const __half2 pair = pair_of<__half>(words[e]);
-      squares[e] = __hfma2(pair, pair, squares[e]);
-    }
-  });
-  float sum = 0.0f;
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const float2 pair = __half22float2(squares[e]);
-    sum += pair.x + pair.y;
-  }
-  return __fsqrt_rn(sum + __shfl_xor_sync(kAllLanes, sum, 16));
-}
-
 /// Rows become float16 divided by their units, which are known.
 template <typename Element, int kPanels>
 __device__ __forceinline__ void divide_rows(uint32_t tile, const float* units, int block, int lane) {
@@ -175,9 +151,15 @@ struct QuarterRow {
   }
 };
 
-/// Eight rows, read once, become float16 divided by the powers of two below their largest numbers: returns that of this lane's row.
-template <typename Element, int kPanels>
-__device__ __forceinline__ float measure_and_divide_row(const QuarterRow<kPanels>& part) {
+/// Of a row: the power of two below its largest number, and the length of what it leaves when divided by that.
+struct DividedRow {
+  float unit, length;
+};
+
+/// Eight rows, read once, become float16 divided by their units: returns this lane's row, its length where `kLength`. Numbers so divided are below 2, so that
+/// float16 holds the sums of eight squares.
+template <typename Element, bool kLength, int kPanels>
+__device__ __forceinline__ DividedRow divide_row(const QuarterRow<kPanels>& part) {
   uint4 pieces[2 * kPanels];
   part.each([&](int i, uint32_t address) { pieces[i] = ptx::load_words(address); });
   PairOf<Element> largest = pair_of<Element>(0);
@@ -185,9 +167,26 @@ __device__ __forceinline__ float measure_and_divide_row(const QuarterRow<kPanels
   for (const uint4& x : pieces)
     for (const uint32_t word : {x.x, x.y, x.z, x.w}) largest = __hmax2(largest, __habs2(pair_of<Element>(word)));
   largest = __hmax2(largest, pair_of<Element>(__shfl_xor_sync(kAllLanes, word_of(largest), 8)));
-  const float most = largest_of_two_lanes<Element>(largest), factor = reciprocal_of_power(power_of_two_below(most));
-  part.each([&](int i, uint32_t address) { ptx::store_words(address, scaled_to_half<Element>(pieces[i], factor)); });
-  return most;
+  const float unit = power_of_two_below(largest_of_two_lanes<Element>(largest)), factor = reciprocal_of_power(unit);
+  __half2 squares[2] = {};
+  part.each([&](int i, uint32_t address) {
+    const uint4 x = scaled_to_half<Element>(pieces[i], factor);
+    ptx::store_words(address, x);
+    if constexpr (kLength) {
+      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const __half2 pair = pair_of<__half>(words[e]);
+        squares[e % 2] = __hfma2(pair, pair, squares[e % 2]);
+      }
+    }
+  });
+  if constexpr (!kLength) return {unit, 0.0f};
+  const float2 near = __half22float2(squares[0]), far = __half22float2(squares[1]);
+  float sum = (near.x + near.y) + (far.x + far.y);
+  sum += __shfl_xor_sync(kAllLanes, sum, 8);
+  sum += __shfl_xor_sync(kAllLanes, sum, 16);
+  return {unit, __fsqrt_rn(sum)};
 }
 
 /// Rows become float16 divided by the powers of two below their largest numbers: returns that of this lane's row.

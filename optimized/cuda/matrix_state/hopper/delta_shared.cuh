@@ -37,15 +37,14 @@ struct DeltaValuesShared : DeltaSweepShared<kBlocks, kGroups> {
   using Sweep = DeltaSweepShared<kBlocks, kGroups>;
   struct Small : Sweep::Small {
     ChunkKeys keys[Sweep::kStages];
-    float factor[kChunk];  ///< −β times the key's unit twice
-    alignas(16) float scratch[kWarps][16 * kSolutionStride];
+    alignas(16) float factor[Sweep::kStages][kChunk];  ///< −β times the key's unit twice
     uint64_t queries[Sweep::kStages];
+    alignas(16) float scratch[kWarps][kSolutionFloats];
   };
   static constexpr int kOut = Sweep::kStages * Sweep::kStage, kPairs = kOut + kGroups * kPanel,
                        kTriangles = kPairs + 2 * kFragments, kSmall = kTriangles + 2 * kFragments;
   static constexpr int kBytes = kSmall + int{sizeof(Small)};
   static_assert(Sweep::kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
-  static constexpr int kRowWarps = 2 + kWarps;
   static constexpr bool kQueriesApart = true;
   static constexpr bool kDividesFirst = true;
   static constexpr int kLoadRegisters = kBlocks == 1 ? 24 : 40, kPrepareRegisters = kBlocks == 1 ? 64 : 88,

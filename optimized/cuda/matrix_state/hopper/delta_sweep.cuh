@@ -3,10 +3,10 @@
 // of delta_forward.cuh. For a backward also, or alone, the states before all chunks and R, from the chunks that delta_solve.cuh solved.
 //
 //   a warp         tiles of a chunk, its W where that is solved before, its gates and strengths    → full
-//   two warps      make the rows of Q float16, measure those of V                                  → rows
+//   two warps      make the rows of Q float16, measure those of V; for values alone those of K first  → rows
 //   a warp         units                                                                           → weighed
-//   a warpgroup    makes the rows of K float16; P = Q Kᵀ and, for values alone, G = K Kᵀ;
-//                  weights both, or P and W, by units                                              → prepared
+//   a warpgroup    makes the rows of K float16; P = Q Kᵀ; weights P and W by units; for values alone
+//                  G = K Kᵀ, its diagonal blocks solved; weights it; P, weighted                   → prepared
 //   one or two     S, rounded; X = V − γ K S; R of X;
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                                     → measured, empty
 //

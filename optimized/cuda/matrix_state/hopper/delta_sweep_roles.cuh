@@ -103,11 +103,11 @@ struct DeltaSweep {
 
   /// A warp: two of four blocks of rows.
   __device__ __forceinline__ void divide(int half) const {
-    if constexpr (kKeeps) divide_rows_of(half);
-    else divide_queries(half);
+    if constexpr (kKeeps) divide_rows_of_queries(half);
+    else divide_and_measure(half);
   }
-  __device__ __forceinline__ void divide_queries(int half) const;  // delta_sweep_solve.cuh
-  __device__ __forceinline__ void divide_rows_of(int half) const {
+  __device__ __forceinline__ void divide_and_measure(int half) const;  // delta_sweep_solve.cuh
+  __device__ __forceinline__ void divide_rows_of_queries(int half) const {
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokenUnits& units = small().units[at.index];

@@ -1,6 +1,7 @@
 #pragma once
-// The warpgroup of delta_sweep.cuh that prepares a chunk where values alone are made, and solves as much of it as no state enters. R = (I + G β)⁻¹ X follows
-// block after block of 16 tokens (delta_sweep_values.cuh), so only the blocks on the diagonal are solved, each by its own warp; the others stay those of G.
+// Where values alone are made: the warps of delta_sweep.cuh that measure and divide rows, and the warpgroup that prepares a chunk and solves as much of it as
+// no state enters. R = (I + G β)⁻¹ X follows block after block of 16 tokens (delta_sweep_values.cuh), so only the blocks on the diagonal are solved, each by its
+// own warp; the others stay those of G.
 
 #include "optimized/cuda/matrix_state/delta_solution.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_roles.cuh"
@@ -23,26 +24,39 @@ __device__ __forceinline__ void take_diagonal(Sums& sums, const float* scratch, 
   }
 }
 
-/// A warp: two of four blocks of rows, V's first, of which the units wait.
+/// A warp: two of four blocks of rows; Q's last, which only the units wait for.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
-__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::divide_queries(int half) const {
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::divide_and_measure(
+    int half) const {
   ptx::RingPosition at;
   for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
     DeltaTokenUnits& units = small().units[at.index];
+    ChunkKeys& keys = small().keys[at.index];
     const uint32_t query = ptx::shared_address(stage(at.index));
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
+#pragma unroll 1
+    for (int i = 4 * half; i < 4 * half + 4; ++i) {
+      const QuarterRow<kBlocks> part(query + Shared::kKey, i, lane);
+      const DividedRow row = divide_row<Element, true>(part);
+      if (lane < 8) {
+        keys.unit[part.row] = row.unit;
+        keys.norm[part.row] = row.unit * row.length;
+        small().factor[at.index][part.row] = -small().tokens[at.index].beta[part.row] * row.unit * row.unit;
+      }
+    }
 #pragma unroll 1
     for (int i = 2 * half; i < 2 * half + 2; ++i) {
       const RowPart<kGroups> part(query + Shared::kValue, i, lane);
       const float most = measure_row<Element>(part);
       if (lane < 16) units.largest_value[part.row] = most;
     }
+    ptx::fence_async_shared();
     arrive_warp(&small().rows[at.index], lane);
 #pragma unroll 1
     for (int i = 4 * half; i < 4 * half + 4; ++i) {
       const QuarterRow<kBlocks> part(query, i, lane);
-      const float most = measure_and_divide_row<Element>(part);
-      if (lane < 8) units.query_unit[part.row] = power_of_two_below(most);
+      const DividedRow row = divide_row<Element, false>(part);
+      if (lane < 8) units.query_unit[part.row] = row.unit;
     }
     ptx::fence_async_shared();
     arrive_warp(&small().queries[at.index], lane);
@@ -74,25 +88,10 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       ptx::wgmma_wait<0>();
       ptx::fence_registers(sums);
     };
-    ptx::mbarrier_wait(&small().full[at.index], at.parity);
-    {
-      const RowPart<kBlocks> part(ptx::shared_address(key), block, lane);
-      uint4 pieces[4 * kBlocks];
-      load_row(pieces, part);
-      const float unit = power_of_two_below(largest_of_row<Element>(pieces)),
-                  length = store_and_measure_row<Element>(pieces, part, reciprocal_of_power(unit));
-      if (lane < 16) {
-        keys.unit[part.row] = unit;
-        keys.norm[part.row] = unit * length;
-        small().factor[part.row] = -tokens.beta[part.row] * unit * unit;
-      }
-    }
-    arrive_warp(&small().rows[at.index], lane);
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+    ptx::mbarrier_wait(&small().rows[at.index], at.parity);
     multiply(key);  // G over the keys' units
     weigh_lower_pairs<1>(by_tiles(sums), tokens.gates, gated, block, lane, [](int) {});
-    solve_diagonal(by_tiles(sums), small().scratch[block], NegativeFactors{small().factor}, block, lane);
+    solve_diagonal(by_tiles(sums), small().scratch[block], NegativeFactors{small().factor[at.index]}, block, lane);
     take_diagonal(by_tiles(sums), small().scratch[block], block, lane);
     ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
     {

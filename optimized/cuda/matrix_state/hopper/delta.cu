@@ -102,6 +102,7 @@ DeltaSweepArguments sweep_arguments(const MatrixStateInput& a, const SolvedChunk
   p.columns = static_cast<int>(a.shape.value_dim);
   p.solved = solved;
   p.initial = a.initial_state;
+  p.segment = p.chunks;
   return p;
 }
 
@@ -110,7 +111,8 @@ void sweep(const DeltaSweepArguments& p, cudaStream_t stream) {
   using Shared = typename DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::Shared;
   const auto kernel = delta_sweep<Element, kBlocks, kGroups, kReads, kKeeps>;
   allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
-  const int64_t ctas = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups);
+  const int64_t sweeps = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups),
+                ctas = p.segment < p.chunks ? 2 * sweeps : sweeps;
   if constexpr (kKeeps)
     return launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
   kernel<<<static_cast<unsigned>(ctas), Shared::kThreads, Shared::kBytes, stream>>>(p);
@@ -139,9 +141,20 @@ void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, cons
                               : launch<__half, kReads>(a, solved, ready, p, stream);
 }
 
-/// Values alone.
+/// Values alone, of a state of at most 64 rows in two halves where some multiprocessors sweep twice, the others once: those become free for second halves. The
+/// bits are those of one CTA. `workspace` has room for what takes chunks of delta_solve.cuh elsewhere.
 template <typename Element>
-void launch_values(const DeltaSweepArguments& p, cudaStream_t stream) {
+void launch_values(DeltaSweepArguments p, void* workspace, cudaStream_t stream) {
+  const int64_t sweeps = int64_t{1} * p.all_heads * delta_ctas(p.columns, 1);
+  constexpr int kFewestChunks = 16;
+  static_assert(kFewestChunks * sizeof(SolvedChunk) > 2 * (sizeof(HandedState) + sizeof(int32_t)) + 1024);
+  if (p.rows <= 64 && p.chunks >= kFewestChunks && sweeps > multiprocessors() && sweeps < 2 * multiprocessors()) {
+    Workspace memory(workspace);
+    p.handed = memory.take<HandedState>(sweeps);
+    p.handed_on = memory.take<int32_t>(sweeps);
+    p.segment = (p.chunks + 1) / 2;
+    cuda_check(cudaMemsetAsync(p.handed_on, 0, sweeps * sizeof(int32_t), stream), "delta rule: marks");
+  }
   if (p.rows <= 64) return sweep<Element, 1, 1, true, false>(p, stream);
   p.columns <= 64 ? sweep<Element, 2, 1, true, false>(p, stream) : sweep<Element, 2, 2, true, false>(p, stream);
 }
@@ -206,7 +219,8 @@ void delta_forward_by_warpgroups(const MatrixStateForward& a) {
   p.values = a.values;
   int32_t* const ready = take_ready(memory, a.shape);
   if (!a.kept_states)
-    return a.dtype == Dtype::kBFloat16 ? launch_values<__nv_bfloat16>(p, a.stream) : launch_values<__half>(p, a.stream);
+    return a.dtype == Dtype::kBFloat16 ? launch_values<__nv_bfloat16>(p, a.workspace, a.stream)
+                                       : launch_values<__half>(p, a.workspace, a.stream);
   Workspace left(a.kept_states);
   p.arrays = take_left_arrays(left, a.shape, true);
   launch<true>(a, solved, ready, p, a.stream);

@@ -25,13 +25,15 @@ template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
                                   DeltaSweepShared<kBlocks, kGroups>::kTogether)
     delta_sweep(const __grid_constant__ DeltaSweepArguments p) {
-  using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  using Call = DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>;
   extern __shared__ __align__(1024) char memory[];
-  const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
-            head = static_cast<int>(blockIdx.x) / ctas, lane = static_cast<int>(threadIdx.x % 32), b = head / p.heads,
-            h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
-  const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
-  run_roles<typename decltype(call)::Shared>(call, warp / kWarps);
+  const int ctas = delta_ctas(p.columns, kGroups), sweeps = p.all_heads * ctas;
+  const bool second = Call::kHalves && static_cast<int>(blockIdx.x) >= sweeps;
+  const int index = static_cast<int>(blockIdx.x) - (second ? sweeps : 0), head = index / ctas,
+            tile = index % ctas * kGroups, b = head / p.heads, h = head % p.heads;
+  const int warp = ptx::in_uniform_register(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const Call call{p, memory, warp % kWarps, lane, b, h, head, tile, second};
+  run_roles<typename Call::Shared>(call, warp / kWarps);
 }
 
 }  // namespace lethe::matrix_state

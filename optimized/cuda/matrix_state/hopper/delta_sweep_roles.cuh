@@ -12,12 +12,14 @@ namespace lethe::matrix_state {
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 struct DeltaSweep {
   using Shared = std::conditional_t<kKeeps, DeltaSweepShared<kBlocks, kGroups>, DeltaValuesShared<kBlocks, kGroups>>;
-  static constexpr bool kBesideSolve = kBlocks > 1 && kReads&& kKeeps;  ///< where `ready` may be given
+  static constexpr bool kBesideSolve = kKeeps && kReads && kBlocks > 1;  ///< where `ready` may be given
+  static constexpr bool kHalves = kBlocks == 1 && !kKeeps;               ///< where a CTA may sweep half of the chunks
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
   const int b, h, head;
-  const int tile;  ///< the first one, of 64 columns
+  const int tile;     ///< the first one, of 64 columns
+  const bool second;  ///< another CTA sweeps the first half of the chunks; n is counted from this CTA's first one
 
   __device__ typename Shared::Small& small() const {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
@@ -32,7 +34,12 @@ struct DeltaSweep {
   __device__ uint4* triangle(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kTriangles + n % 2 * kFragments);
   }
-  __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
+  __device__ int begin() const { return kHalves && second ? p.segment : 0; }
+  __device__ int count() const { return !kHalves ? p.chunks : second ? p.chunks - p.segment : p.segment; }
+  /// Whether another CTA goes on.
+  __device__ bool hands_on() const { return kHalves && begin() + count() < p.chunks; }
+  __device__ int sweep_index() const { return head * delta_ctas(p.columns, kGroups) + tile / kGroups; }
+  __device__ int64_t first_of(int n) const { return (int64_t{begin()} + n) * kChunk; }
   // Of the keys of a stage's chunk.
   __device__ float* key_unit(int i) const {
     if constexpr (kKeeps) return solved(i).key_unit;
@@ -64,7 +71,7 @@ struct DeltaSweep {
     if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
     if constexpr (!kReads) let_next_kernel_start();  // the sweep back, which reads what the solve has left
     ptx::RingPosition at;
-    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+    for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
       if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small().full[at.index];
@@ -79,7 +86,7 @@ struct DeltaSweep {
           ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
       }
       const RawChunk raw = next;
-      if (n + 1 < p.chunks) next = raw_of(n + 1);
+      if (n + 1 < count()) next = raw_of(n + 1);
       DeltaTokens& tokens = small().tokens[at.index];
       *reinterpret_cast<float2*>(&tokens.beta[2 * lane]) = raw.beta;
       if (p.gate.log_forget || n < Shared::kStages) {
@@ -131,20 +138,26 @@ struct DeltaSweep {
     float unit = 1.0f, unit_before = 1.0f;  // of the state before this chunk, and the one before it
     DeltaGrowth growth;                     // of the chunk before
     ptx::RingPosition at;
-    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+    for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
       DeltaTokens& tokens = small().tokens[at.index];
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
       const DeltaChunkGrowth own(tokens, small().units[at.index], key_norm(at.index), lane);
       if constexpr (kReads && kKeeps) keep_keys(n, solved(at.index));
-      ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
-      const float before = growth.after(bound_of(earlier, unit_before));
-      if constexpr (Shared::kQueriesApart) ptx::mbarrier_wait(&small().queries[at.index], at.parity);
-      if (n == 0) {
-        unit = delta_unit(before);
-        if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
+      const bool handed = kHalves && second && n == 0;
+      float before;
+      if (handed) {
+        wait_for_solution(&p.handed_on[sweep_index()]);
+        before = p.handed[sweep_index()].bound;
+        unit = p.handed[sweep_index()].unit;
+      } else {
+        ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
+        before = growth.after(bound_of(earlier, unit_before));
+        if (n == 0) unit = delta_unit(before);
       }
+      if constexpr (Shared::kQueriesApart) ptx::mbarrier_wait(&small().queries[at.index], at.parity);
+      if (n == 0 && lane == 0) small().first_reciprocal = handed ? 1.0f : reciprocal_of_power(unit);
       const float next = prepare_units(tokens, small().units[at.index], key_unit(at.index), key_norm(at.index),
                                        small().of_state[n % 2], out_unit(at.index), own, before, unit, p.scale, lane);
       growth = own.whole;
@@ -152,9 +165,19 @@ struct DeltaSweep {
         small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
         small().after[at.index] = next;
       }
-      unit_before = n == 0 ? 1.0f : unit;
+      unit_before = n == 0 && !handed ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
+    }
+    if (hands_on()) {
+      wait_until_stored(small().measured, small().stored, count());
+      HandedState& to = p.handed[sweep_index()];
+      const float bound = growth.after(bound_of(count() - 1, unit_before));
+      if (lane == 0) {
+        to.bound = bound;
+        to.unit = unit;
+        ptx::store_release(&p.handed_on[sweep_index()], 1);
+      }
     }
     if constexpr (!kReads) {  // publishes that all states and residuals are written
       wait_until_stored(small().measured, small().stored, p.chunks);

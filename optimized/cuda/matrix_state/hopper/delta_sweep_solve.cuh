@@ -29,7 +29,7 @@ template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::divide_and_measure(
     int half) const {
   ptx::RingPosition at;
-  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+  for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
     DeltaTokenUnits& units = small().units[at.index];
     ChunkKeys& keys = small().keys[at.index];
     const uint32_t query = ptx::shared_address(stage(at.index));
@@ -70,7 +70,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   const bool gated = p.gate.log_forget != nullptr;
   const int i0 = 16 * block + lane / 4;
   ptx::RingPosition at;
-  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+  for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
     char* const query = stage(at.index);
     char* const key = query + Shared::kKey;
     DeltaTokens& tokens = small().tokens[at.index];

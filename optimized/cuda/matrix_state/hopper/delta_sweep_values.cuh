@@ -108,17 +108,17 @@ class DeltaColumns {
   __device__ static uint32_t place_of(int token, int half) { return token * kRow + ((half ^ token / 4 % 2) << 4); }
 
  public:
-  /// `memory` has places of all warps of a head's 64 columns; `column`, h: of the warp's first one. The result is [B, T, H, columns] contiguous.
-  __device__ DeltaColumns(const DeltaSweepArguments& p, char* memory, int column, int64_t b, int h, int block,
-                          int lane) {
+  /// `memory` has places of all warps of a head's 64 columns, of which `column` is the first; `first`: token. The result is [B, T, H, columns] contiguous.
+  __device__ DeltaColumns(const DeltaSweepArguments& p, char* memory, int column, int64_t first, int64_t b, int h,
+                          int block, int lane) {
     const uint32_t tile = ptx::shared_address(memory) + block * kBytes;
     place_ = tile + place_of(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     from_ = tile + place_of(lane / 2, lane % 2);
     const int64_t token = int64_t{2} * p.heads * p.columns;
-    const int first = column + 16 * block + lane % 2 * 8;
-    to_ = static_cast<char*>(p.values) + (b * p.length + lane / 2) * token + (int64_t{h} * p.columns + first) * 2;
+    const int own = column + 16 * block + lane % 2 * 8;
+    to_ = static_cast<char*>(p.values) + (b * p.length + first + lane / 2) * token + (int64_t{h} * p.columns + own) * 2;
     sixteen_ = 16 * token;
-    tokens_ = first < p.columns ? static_cast<int>(p.length) - lane / 2 : 0;
+    tokens_ = own < p.columns ? static_cast<int>(p.length - first) - lane / 2 : 0;
   }
 
   /// A chunk's, after those before it.
@@ -161,7 +161,15 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       use(state[i], (int64_t{1} * head * p.rows + row) * p.columns + column + c, row < p.rows && c < columns);
     }
   };
-  each([&](float& number, int64_t place, bool there) { number = p.initial && there ? p.initial[place] : 0.0f; });
+  const int thread = 32 * block + lane;
+  if (kHalves && second) {
+    wait_for_solution(&p.handed_on[sweep_index()]);
+    const float* const from = p.handed[sweep_index()].state + thread;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) state[i] = from[kComputing * i];
+  } else {
+    each([&](float& number, int64_t place, bool there) { number = p.initial && there ? p.initial[place] : 0.0f; });
+  }
   const auto scale_state = [&](float factor) {
 #pragma unroll
     for (int i = 0; i < 32 * kBlocks; ++i) state[i] *= factor;
@@ -172,10 +180,10 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     arrive_warp(&small().measured[n % 2], lane);
   };
   measure(0);
-  DeltaColumns results(p, memory + Shared::kOut + group * kPanel, column, b, h, block, lane);
+  DeltaColumns results(p, memory + Shared::kOut + group * kPanel, column, first_of(0), b, h, block, lane);
   float unit = 1.0f;  // of the state
   ptx::RingPosition at;
-  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+  for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
     DeltaTokens& tokens = small().tokens[at.index];
     DeltaTokenUnits& units = small().units[at.index];
     const char* const query = stage(at.index);
@@ -242,6 +250,12 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::fence_registers(left);
     arrive_warp(&small().empty[at.index], lane);
     measure(n + 1);
+  }
+  if (hands_on()) {
+    float* const to = p.handed[sweep_index()].state + thread;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) to[kComputing * i] = state[i];
+    return arrive_warp(&small().stored, lane);
   }
   if (p.last) {
     scale_state(unit);

@@ -3,6 +3,7 @@
 
 #include "optimized/cuda/hopper/ptx/store_run.cuh"
 #include "optimized/cuda/matrix_state/delta_parts.cuh"
+#include "optimized/cuda/matrix_state/delta_solution.cuh"
 
 namespace lethe::matrix_state {
 
@@ -292,22 +293,28 @@ __device__ __forceinline__ void weigh_blocks(uint4* blocks, const Factor& factor
   }
 }
 
-/// The same of sums, which become blocks.
+/// Where a block below the diagonal is among those alone.
+__device__ __forceinline__ int block_below(int block, int k) { return 32 * (block * (block - 1) / 2 + k); }
+
+/// The same of sums, which become blocks. `rest`, where it is given, gets what those below the diagonal leave, rounded too.
 template <bool kUpper = false, bool kAsRight = false>
 __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, const float* factors,
-                                               const float (&outer)[2], int block, int lane) {
+                                               const float (&outer)[2], int block, int lane, uint4* rest = nullptr) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
     if (!kUpper && k > block) break;
     if (kUpper && k < block) continue;
-    uint32_t words[4];
+    uint32_t words[4], left[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float(&x)[4] = sums[2 * k + i / 2];
       const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * k + 8 * (i / 2) + lane % 4 * 2]);
-      words[i] = pack<__half>(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
+      const Halves parts(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
+      words[i] = parts.high;
+      left[i] = parts.low;
     }
     blocks[block_at<kUpper>(block, k) + lane] = block_of<kAsRight>(words);
+    if (rest && k < block) rest[block_below(block, k) + lane] = block_of<kAsRight>(left);
   }
 }
 

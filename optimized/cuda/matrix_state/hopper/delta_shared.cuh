@@ -41,8 +41,9 @@ struct DeltaValuesShared : DeltaSweepShared<kBlocks, kGroups> {
     uint64_t queries[Sweep::kStages];
     alignas(16) float scratch[kWarps][kSolutionFloats];
   };
-  static constexpr int kOut = Sweep::kStages * Sweep::kStage, kPairs = kOut + kGroups * kPanel,
-                       kTriangles = kPairs + 2 * kFragments, kSmall = kTriangles + 2 * kFragments;
+  static constexpr int kRestBytes = kFragments - kWarps * 512;  ///< blocks below the diagonal
+  static constexpr int kPairs = Sweep::kStages * Sweep::kStage, kTriangles = kPairs + 2 * kFragments,
+                       kRests = kTriangles + 2 * kFragments, kSmall = kRests + 2 * kRestBytes;
   static constexpr int kBytes = kSmall + int{sizeof(Small)};
   static_assert(Sweep::kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
   static constexpr bool kQueriesApart = true;

@@ -34,6 +34,10 @@ struct DeltaSweep {
   __device__ uint4* triangle(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kTriangles + n % 2 * kFragments);
   }
+  /// What its blocks below the diagonal leave of numbers in float, as float16.
+  __device__ uint4* rest(int n) const {
+    return reinterpret_cast<uint4*>(memory + Shared::kRests + n % 2 * Shared::kRestBytes);
+  }
   __device__ int begin() const { return kHalves && second ? p.segment : 0; }
   __device__ int count() const { return !kHalves ? p.chunks : second ? p.chunks - p.segment : p.segment; }
   /// Whether another CTA goes on.

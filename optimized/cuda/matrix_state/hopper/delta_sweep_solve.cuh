@@ -97,7 +97,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     {
       const float* const reciprocal = tokens.reciprocal();
       const float outer[2] = {-keys.unit[i0] * reciprocal[i0], -keys.unit[i0 + 8] * reciprocal[i0 + 8]};
-      store_weighted<false, true>(triangle(n), by_tiles(sums), units.of_pair(), outer, block, lane);
+      store_weighted<false, true>(triangle(n), by_tiles(sums), units.of_pair(), outer, block, lane, rest(n));
     }
     multiply(query);  // P over the units of queries and keys: the queries' rows were there before the units
     weigh_lower_pairs<0>(by_tiles(sums), tokens.gates, gated, block, lane, [](int) {});

@@ -2,8 +2,8 @@
 // A warpgroup of delta_sweep.cuh that carries 64 columns of the state, of a forward.
 //
 // It holds the transposes of S, X, R and O: a warp 16 columns of the values, whose numbers no other warp needs. So what a product leaves in registers is,
-// rounded, the left operand of the next one, and the warps don't meet. O leaves by way of a place of its own, so that a chunk's stage is empty when its state is
-// there.
+// rounded, the left operand of the next one, and the warps don't meet. O leaves by way of V's place, which each warp has read, so that a chunk's stage is empty when its
+// state is there.
 //
 //   Sᵀ Kᵀ                         wgmma, from S rounded to float16
 //   Xᵀ = Vᵀ − γ Sᵀ Kᵀ
@@ -30,12 +30,12 @@ __device__ __forceinline__ void add_triangle(float (&sums)[32], const uint32_t (
   }
 }
 
-/// Xᵀ becomes Rᵀ, block after block of tokens; `rounded` gets it as a left operand. `blocks`: triangle().
+/// Xᵀ becomes Rᵀ, block after block of tokens; `rounded` gets it as a left operand. `blocks`, `rest`: triangle(), rest(). Of float16 alone G would cost what keys
+/// that correlate cancel.
 __device__ __forceinline__ void solve_tokens(float (&sums)[32], uint32_t (&rounded)[16], const uint4* blocks,
-                                             int lane) {
+                                             const uint4* rest, int lane) {
   Sums& x = by_tiles(sums);
-  const auto add = [&](const uint32_t(&left)[4], int i, int k) {
-    const uint4 words = blocks[32 * lower_block(i, k) + lane];
+  const auto add = [&](const uint32_t(&left)[4], int i, const uint4& words) {
     ptx::multiply_add<__half>(x[2 * i], left, words.x, words.y);
     ptx::multiply_add<__half>(x[2 * i + 1], left, words.z, words.w);
   };
@@ -43,10 +43,13 @@ __device__ __forceinline__ void solve_tokens(float (&sums)[32], uint32_t (&round
   for (int k = 0; k < kWarps; ++k) {
     uint32_t left[4];
     pack_left<__half>(left, x, k, 1.0f);
-    add(left, k, k);
+    add(left, k, blocks[32 * lower_block(k, k) + lane]);
     pack_left<__half>(left, x, k, 1.0f);
 #pragma unroll
-    for (int i = k + 1; i < kWarps; ++i) add(left, i, k);
+    for (int i = k + 1; i < kWarps; ++i) {
+      add(left, i, rest[block_below(i, k) + lane]);
+      add(left, i, blocks[32 * lower_block(i, k) + lane]);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) rounded[4 * k + i] = left[i];
   }
@@ -96,44 +99,45 @@ __device__ __forceinline__ void subtract_columns(float (&sums)[32], const float 
   for (int i = 0; i < 32; ++i) sums[i] = fmaf(-(i % 2 ? factors[i / 4].y : factors[i / 4].x), sums[i], from[i]);
 }
 
-/// A warp's 16 columns of the values of 64 tokens, on their way from its sums of the transpose to memory, where a lane has 16 bytes of every sixteenth token.
+/// A warp's 16 columns of the values of 64 tokens, on their way from its sums of the transpose to memory by the place in which V's were.
 class DeltaColumns {
-  static constexpr int kRow = 32, kBytes = kChunk * kRow;  // of shared memory: a token's, a warp's
-  uint32_t place_, from_;                                  // where a lane stores its rows of matrices, and loads
-  char* to_;                                               // the lane's first token
-  int64_t sixteen_;                                        // bytes to the lane's next one
-  int tokens_;  // from the lane's first one to the end; 0 past the last column
+  static constexpr int kRow = 128;  // bytes of shared memory: a token's
+  uint32_t place_, from_;           // in a tile: where a lane stores its rows of matrices, and loads
+  char* to_;                        // the lane's first token
+  int64_t sixteen_;                 // bytes to the lane's next one
+  int tokens_;                      // from the lane's first one to the end; 0 past the last column
 
-  // The halves of a token's row change places every four tokens, so that those of eight are in different banks.
-  __device__ static uint32_t place_of(int token, int half) { return token * kRow + ((half ^ token / 4 % 2) << 4); }
+  __device__ static uint32_t place_of(int token, int piece) { return token * kRow + ((piece ^ token % 8) << 4); }
 
  public:
-  /// `memory` has places of all warps of a head's 64 columns, of which `column` is the first; `first`: token. The result is [B, T, H, columns] contiguous.
-  __device__ DeltaColumns(const DeltaSweepArguments& p, char* memory, int column, int64_t first, int64_t b, int h,
-                          int block, int lane) {
-    const uint32_t tile = ptx::shared_address(memory) + block * kBytes;
-    place_ = tile + place_of(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-    from_ = tile + place_of(lane / 2, lane % 2);
-    const int64_t token = int64_t{2} * p.heads * p.columns;
+  /// `column`: the first of a head's 64; `first`: token. The result is [B, T, H, columns] contiguous.
+  __device__ DeltaColumns(const DeltaSweepArguments& p, int column, int64_t first, int64_t b, int h, int block,
+                          int lane) {
+    // Eight lanes at a time load from every second token, whose pieces are in different banks.
+    const int pair = lane / 2, token = pair % 4 * 2 + pair / 4 % 2 + pair / 8 * 8;
+    place_ = place_of(lane % 8 + lane / 16 * 8, 2 * block + lane / 8 % 2);
+    from_ = place_of(token, 2 * block + lane % 2);
+    const int64_t bytes = int64_t{2} * p.heads * p.columns;
     const int own = column + 16 * block + lane % 2 * 8;
-    to_ = static_cast<char*>(p.values) + (b * p.length + first + lane / 2) * token + (int64_t{h} * p.columns + own) * 2;
-    sixteen_ = 16 * token;
-    tokens_ = own < p.columns ? static_cast<int>(p.length - first) - lane / 2 : 0;
+    to_ = static_cast<char*>(p.values) + (b * p.length + first + token) * bytes + (int64_t{h} * p.columns + own) * 2;
+    sixteen_ = 16 * bytes;
+    tokens_ = own < p.columns ? static_cast<int>(p.length - first) - token : 0;
   }
 
-  /// A chunk's, after those before it.
-  __device__ __forceinline__ void store(const uint32_t (&packed)[16]) {
-    __syncwarp();  // the last chunk's have been read
+  /// A chunk's, after those before it. `tile`: of V, whose columns of this warp have been read.
+  __device__ __forceinline__ void store(const uint32_t (&packed)[16], uint32_t tile) {
+    __syncwarp();
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
-      ptx::store_matrices_transposed(place_ + k * 16 * kRow, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
+      ptx::store_matrices_transposed(tile + place_ + k * 16 * kRow, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
                                      packed[4 * k + 3]);
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
-      const uint4 words = ptx::load_words(from_ + k * 16 * kRow);
+      const uint4 words = ptx::load_words(tile + from_ + k * 16 * kRow);
       if (tokens_ > 16 * k) *reinterpret_cast<uint4*>(to_ + k * sixteen_) = words;
     }
+    ptx::fence_async_shared();  // the copy engine writes there next
     to_ += kWarps * sixteen_;
     tokens_ -= kChunk;
   }
@@ -180,7 +184,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     arrive_warp(&small().measured[n % 2], lane);
   };
   measure(0);
-  DeltaColumns results(p, memory + Shared::kOut + group * kPanel, column, first_of(0), b, h, block, lane);
+  DeltaColumns results(p, column, first_of(0), b, h, block, lane);
   float unit = 1.0f;  // of the state
   ptx::RingPosition at;
   for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
@@ -221,7 +225,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     if constexpr (kBlocks > 1) scale_state(decay);
     subtract_columns(x, values, factors);
     uint32_t left[16], residual[16];
-    solve_tokens(x, residual, triangle(n), lane);
+    solve_tokens(x, residual, triangle(n), rest(n), lane);
     ptx::undefined(out);  // there are no registers for these sums before
     ptx::fence_registers(out);
     ptx::wgmma_fence();
@@ -244,7 +248,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     add_triangle(out, residual, pairs(n), lane);
     scale_columns(by_tiles(out), out_unit(at.index), lane);
     pack_sums<Element>(residual, out, 1.0f);
-    results.store(residual);
+    results.store(residual, ptx::shared_address(value));
     ptx::wgmma_wait<0>();
     ptx::fence_registers(state);
     ptx::fence_registers(left);

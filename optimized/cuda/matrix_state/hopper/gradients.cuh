@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     // Where S was left, its copy, and units and z.
     init(small.state_full, kKept ? 1 + (call.kHalf || kNormalized) * kArrivalsOfAWarp : kArrivals);
     init(small.state_empty, (kDivides ? 3 : kGated ? 2 : 1) * kArrivals);
-    if constexpr (kDivides) init(call.divided().full, kArrivalsOfAWarp);
+    if constexpr (kDivides) init(call.divided().full, kArrivals);
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kArrivals);
     ptx::mbarrier_init_fence();

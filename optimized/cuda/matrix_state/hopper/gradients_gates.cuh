@@ -38,14 +38,15 @@ struct Cuts {
   bool first, second;
 };
 
-/// A warp: d log f of a chunk of `tokens` tokens, `stride` apart; 0 of cuts. kPairs: whether there are sums of pairs, or `queries` has them.
-template <bool kPairs>
+/// A warp: d log f of a chunk of `tokens` tokens, `stride` apart; 0 of cuts. kQueries: whether there are queries' sums, or those of pairs have them.
+template <bool kQueries>
 __device__ inline void store_gate_gradient(const FusedCrossings& from, const Cuts& cuts, float* to, int64_t stride,
                                            int64_t tokens, int lane) {
-  float2 query = *reinterpret_cast<const float2*>(&from.queries[2 * lane]);
+  float2 query{0.0f, 0.0f};
+  if constexpr (kQueries) query = *reinterpret_cast<const float2*>(&from.queries[2 * lane]);
   const float2 key = *reinterpret_cast<const float2*>(&from.keys[2 * lane]);
 #pragma unroll
-  for (int block = 0; block < (kPairs ? kWarps : 0); ++block) {
+  for (int block = 0; block < kWarps; ++block) {
     const float2 pair = *reinterpret_cast<const float2*>(&from.pairs[block][2 * lane]);
     query.x += pair.x;
     query.y += pair.y;

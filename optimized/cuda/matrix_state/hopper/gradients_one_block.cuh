@@ -40,6 +40,8 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
   const int i0 = 16 * call.warp + call.lane / 4;
   constexpr bool kOuterInProducts = Call::kOuterInProducts;
   constexpr bool kDotsOfQueries = kGated && !Call::kDivides;
+  // Pairs are keys by queries, or where they are divided queries by keys.
+  constexpr Major kByQuery = Call::kDivides ? Major::kK : Major::kMN, kByKey = Call::kDivides ? Major::kMN : Major::kK;
   constexpr bool kKeyInPairs = Shared::kKeyOut == Shared::kPairs;
   const auto start = [](float(&sum)[32]) {
     ptx::undefined(sum);
@@ -72,19 +74,19 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       issue_product<Element, Major::kK, Major::kK>(out, grad_values, call.state(chunk.slot), false);
     };
     const auto issue_query_of_pairs = [&] {
-      issue_product<Element, Major::kMN, Major::kMN>(out, call.pairs(), key, true);
+      issue_product<Element, kByQuery, Major::kMN>(out, call.pairs(), key, true);
     };
     const auto issue_value_of_state = [&] {
       issue_product<Element, Major::kK, Major::kMN>(out, key, call.grad_state(), false);
     };
     const auto issue_value_of_pairs = [&] {
-      issue_product<Element, Major::kK, Major::kMN>(out, call.scores(), grad_values, true);
+      issue_product<Element, kByKey, Major::kMN>(out, call.scores(), grad_values, true);
     };
     const auto issue_key_of_state = [&] {
       issue_product<Element, Major::kK, Major::kK>(out_key, value, call.grad_state(), false);
     };
     const auto issue_key_of_pairs = [&] {
-      issue_product<Element, Major::kK, Major::kMN>(out_key, call.pairs(), query, true);
+      issue_product<Element, kByKey, Major::kMN>(out_key, call.pairs(), query, true);
     };
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);

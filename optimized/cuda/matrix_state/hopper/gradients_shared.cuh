@@ -39,14 +39,15 @@ struct GradientsShared {
     float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
     float grad_state_unit, score_unit, grad_unit;
   };
-  /// Where dO is divided here: z and its gradient for outer products; y of a chunk, of each warp a copy, and whether it is among `columns`.
-  struct Divided {
-    OuterVector states[kSlots], grad_state;
-    float of_warps[kWarps][kChunk];
-    uint64_t full[kStages];
-  };
   /// Bytes from an outer product's vector on: a product's step reads 1024 of them, and memcheck counts 2048 bytes a step.
   static constexpr int kFromOuterVector = 2048;
+  /// Where dO is divided here: z and its gradient for outer products; of y the largest of each warp, and whether a chunk's is among `columns`.
+  struct Divided {
+    OuterVector states[kSlots], grad_state;
+    float largest[kWarps];
+    uint64_t full[kStages];
+    char beyond[kFromOuterVector - sizeof(OuterVector)];
+  };
   static_assert(sizeof(Divided) - offsetof(Divided, grad_state) >= kFromOuterVector);
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;

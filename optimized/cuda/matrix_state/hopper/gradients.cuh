@@ -14,11 +14,11 @@
 // Above 64 rows warpgroup 3 computes dv (gradients_two_blocks.cuh).
 //
 // With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
-// With a gate a token and where S is what the forward left, warpgroup 3 divides and computes that gradient (gradients_divided.cuh).
+// With a gate a token and where S is what the forward left, warpgroup 3 divides and computes that gradient, its pairs queries by keys (gradients_divided.cuh).
 //
 // float16: R, P and dP of a chunk and 16 rows of S are each divided by a power of two.
 
-#include "optimized/cuda/matrix_state/hopper/gradients_divided.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_divided_outputs.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_one_block.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_two_blocks.cuh"
@@ -205,7 +205,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     else sweep_pairs_and_values(call);
   } else {
     change_registers<Shared::kRegisters, Shared::kOutRegisters>();
-    if constexpr (kBlocks == 1) sweep_outputs(call);
+    if constexpr (kDivides) sweep_divided_outputs(call);
+    else if constexpr (kBlocks == 1) sweep_outputs(call);
     else sweep_queries_and_keys(call);
   }
 }

@@ -95,12 +95,17 @@ struct DividedTiles {
   const char *query, *key, *value, *grad_values, *state;
 };
 
-/// q·k and dO·v of a chunk, queries by keys, and what queries have of S, a lane's share of two: by a warpgroup. unit(n): of the n-th 16 rows of S, where those
-/// have one. `meanwhile` runs under the products.
+/// Of a lane's queries: its shares of what they have, and of their squares.
+struct QueryShares {
+  float sums[2], squares[2];
+};
+
+/// q·k and dO·v of a chunk, queries by keys, and what queries have of S: by a warpgroup. unit(n): of the n-th 16 rows of S, where those have one. `meanwhile`
+/// runs under the products.
 template <typename Element, typename Unit, typename Meanwhile>
-__device__ __forceinline__ void multiply_pairs(float (&scores)[32], float (&grads)[32], float (&of_queries)[2],
-                                               const DividedTiles& tiles, const DividedGates& gates, Unit&& unit,
-                                               Place at, Meanwhile&& meanwhile) {
+__device__ __forceinline__ QueryShares multiply_pairs(float (&scores)[32], float (&grads)[32],
+                                                      const DividedTiles& tiles, const DividedGates& gates, Unit&& unit,
+                                                      Place at, Meanwhile&& meanwhile) {
   using ptx::Major;
   float reads[32];
   ptx::undefined(reads);
@@ -122,14 +127,31 @@ __device__ __forceinline__ void multiply_pairs(float (&scores)[32], float (&grad
 #pragma unroll
     for (int i = 0; i < 32; ++i) reads[i] = __fmul_rn(reads[i], unit(i / 8));
   }
-  float dot[2] = {0.0f, 0.0f};
-  add_dots<Element>(dot, reads, tiles.query, at);
+  QueryShares of{};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    uint32_t q[4];
+    load_left(q, ptx::shared_address(tiles.query), c, at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(q[i]);
+      float &sum = of.sums[i % 2], &square = of.squares[i % 2];
+      sum = __fmaf_rn(reads[8 * c + 2 * i], x.x, __fmaf_rn(reads[8 * c + 2 * i + 1], x.y, sum));
+      square = fmaf(x.x, x.x, fmaf(x.y, x.y, square));
+    }
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    of_queries[half] = __fmul_rn(dot[half], gates.read_state[16 * at.block + at.lane / 4 + 8 * half]);
+    of.sums[half] = __fmul_rn(of.sums[half], gates.read_state[16 * at.block + at.lane / 4 + 8 * half]);
   ptx::wgmma_wait<0>();
   ptx::fence_registers(scores);
   ptx::fence_registers(grads);
+  return of;
+}
+
+/// 1 / |q|² of a query, by whose length no value changes; 0 where it is no number that divides.
+__device__ __forceinline__ float inverse_square(float square) {
+  return square >= 0x1p-126f && square < 0x1p126f ? reciprocal_approximate(square) : 0.0f;
 }
 
 /// y of a warp's queries as a column beside dO. Of float16 all have one unit, for which the warpgroup meets: sync(); `largest` is each warp's.
@@ -149,38 +171,6 @@ __device__ __forceinline__ void publish_queries(Column& to, const float (&y)[2],
   if (half < 2)
     store_parts<Element>(to.values, 16 * at.block + at.lane / 4 + 8 * half, (half == 0 ? y[0] : y[1]) * inverse);
   ptx::fence_async_shared();
-}
-
-/// What a lane's rows of dq have along q is taken away: exactly that is 0, since a query times a number has the same values. It is what rounding has left, of
-/// dP most of all. Not where |q|² is no number that divides.
-template <typename Element>
-__device__ __forceinline__ void remove_along(float (&sum)[32], const char* query, Place at) {
-  uint32_t q[4][4];
-  float dot[2] = {0.0f, 0.0f}, square[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    load_left(q[c], ptx::shared_address(query), c, at);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 x = unpack<Element>(q[c][i]);
-      dot[i % 2] = fmaf(sum[8 * c + 2 * i], x.x, fmaf(sum[8 * c + 2 * i + 1], x.y, dot[i % 2]));
-      square[i % 2] = fmaf(x.x, x.x, fmaf(x.y, x.y, square[i % 2]));
-    }
-  }
-  float factor[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float along = quad_sum(dot[half]), all = quad_sum(square[half]);
-    factor[half] = all >= 0x1p-126f && all < 0x1p126f ? -__fdividef(along, all) : 0.0f;
-  }
-#pragma unroll
-  for (int c = 0; c < 4; ++c)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 x = unpack<Element>(q[c][i]);
-      sum[8 * c + 2 * i] = fmaf(factor[i % 2], x.x, sum[8 * c + 2 * i]);
-      sum[8 * c + 2 * i + 1] = fmaf(factor[i % 2], x.y, sum[8 * c + 2 * i + 1]);
-    }
 }
 
 /// R's sum of a segment, over a chunk, and its column y's: a warp's 16 rows.
@@ -225,16 +215,19 @@ __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
                                 tiles + Shared::kGradValues, call.state(chunk.slot)};
     const DividedGates& gates = call.gates(at.index);
     FusedCrossings& crossings = call.crossings(at.index);
-    float scores[32], grads[32], weights[32], of_queries[2];
+    float scores[32], grads[32], weights[32];
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
-    multiply_pairs<Element>(
-        scores, grads, of_queries, of_chunk, gates, [&](int n) { return small.state_units[chunk.slot][n]; }, place,
-        store);
-    DividedPairs(gates, place).weigh(scores, grads, weights, of_queries);
-    const float y[2] = {-quad_sum(of_queries[0]), -quad_sum(of_queries[1])};
+    QueryShares of = multiply_pairs<Element>(
+        scores, grads, of_chunk, gates, [&](int n) { return small.state_units[chunk.slot][n]; }, place, store);
+    DividedPairs(gates, place).weigh(scores, grads, weights, of.sums);
+    const float y[2] = {-quad_sum(of.sums[0]), -quad_sum(of.sums[1])};
+    const float inverse_squares[2] = {inverse_square(quad_sum(of.squares[0])), inverse_square(quad_sum(of.squares[1]))};
     auto& column = call.columns().grad_normalizer[at.index];
-    each_of_column(place, [&](int half, int row) { column.whole[row] = y[half]; });
+    each_of_column(place, [&](int half, int row) {
+      column.whole[row] = y[half];
+      divided.inverse_squares[at.index][row] = inverse_squares[half];
+    });
     publish_queries<Element>(column, y, divided.largest, place, [] { ptx::named_barrier_sync(2, kComputing); });
     arrive_warp(&divided.full[at.index], call.lane);
     arrive_warp(&small.state_empty[chunk.slot], call.lane);  // y has what was read of its units

@@ -22,10 +22,10 @@ struct GradientsShared {
                        kGradStateRegisters = kDivides ? 136
                                              : kKept  ? 144
                                                       : 112,
-                       kPairRegisters = kDivides ? 192
+                       kPairRegisters = kDivides ? 176
                                         : kKept  ? 168
                                                  : 128,
-                       kOutRegisters = kDivides       ? 152
+                       kOutRegisters = kDivides       ? 168
                                        : kKept        ? 160
                                        : kBlocks == 1 ? 112
                                                       : 104;
@@ -41,10 +41,11 @@ struct GradientsShared {
   };
   /// Bytes from an outer product's vector on: a product's step reads 1024 of them, and memcheck counts 2048 bytes a step.
   static constexpr int kFromOuterVector = 2048;
-  /// Where dO is divided here: z and its gradient for outer products; of y the largest of each warp, and whether a chunk's is among `columns`.
+  /// Where dO is divided here: z and its gradient for outer products; 1 / |q|² of a chunk's queries; of y the largest of each warp, and whether a chunk's is among
+  /// `columns`, with the former.
   struct Divided {
     OuterVector states[kSlots], grad_state;
-    float largest[kWarps];
+    float inverse_squares[kStages][kChunk], largest[kWarps];
     uint64_t full[kStages];
     char beyond[kFromOuterVector - sizeof(OuterVector)];
   };

@@ -81,12 +81,12 @@ __global__ void __launch_bounds__(DividedSumsShared::kThreads, 2)
     const char* const stage = memory + n % Shared::kStages * Shared::kStage;
     const DividedGates& gates = small.gates[n % Shared::kStages];
     {
-      float scores[32], grads[32], weights[32], of_queries[2];
+      float scores[32], grads[32], weights[32];
       const DividedTiles tiles{stage + Shared::kQuery, stage + Shared::kKey, stage + Shared::kValue,
                                stage + Shared::kGradValues, stage + Shared::kState};
-      multiply_pairs<Element>(scores, grads, of_queries, tiles, gates, unit, place, [] {});
-      DividedPairs(gates, place).weigh(scores, grads, weights, of_queries);
-      const float y[2] = {-quad_sum(of_queries[0]), -quad_sum(of_queries[1])};
+      QueryShares of = multiply_pairs<Element>(scores, grads, tiles, gates, unit, place, [] {});
+      DividedPairs(gates, place).weigh(scores, grads, weights, of.sums);
+      const float y[2] = {-quad_sum(of.sums[0]), -quad_sum(of.sums[1])};
       publish_queries<Element>(small.column, y, small.largest, place, [] { __syncthreads(); });
     }
     __syncthreads();

@@ -26,12 +26,48 @@ struct DividedPairs {
     }
   }
 
-  /// P becomes A, of which `weights` is the part without q·k, and both are 0 of keys after the query; A (dO·v) is added to a lane's share of what queries have.
-  __device__ __forceinline__ void weigh(float (&scores)[32], float (&grads)[32], float (&weights)[32],
+  /// What P is multiplied by: d_i D_ij and the scale, 0 of keys that a query doesn't see. All warps have the same code: a way for each would be four times as
+  /// much, which the instruction cache hasn't room for.
+  __device__ __forceinline__ void take_weights(float (&weights)[32]) const {
+    const int of_lane = 2 * (place_.lane % 4), last = first_ - of_lane;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 sum_j = *reinterpret_cast<const float2*>(&gates_.sum[8 * n + of_lane]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int half = e / 2;
+        const float weight = __fmul_rn(divisor_[half], exp2_approximate((e % 2 ? sum_j.y : sum_j.x) - sum_[half]));
+        weights[4 * n + e] = 8 * n + e % 2 - 8 * half <= last ? weight : 0.0f;
+      }
+    }
+    if (!cuts_) return;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int2 first_seen = *reinterpret_cast<const int2*>(&gates_.first_seen[8 * n + of_lane]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (first_ + 8 * (e / 2) > kChunk - 1 - (e % 2 ? first_seen.y : first_seen.x)) weights[4 * n + e] = 0.0f;
+    }
+  }
+
+  /// P becomes A, and A (dO·v) is added to a lane's share of what queries have.
+  __device__ __forceinline__ void weigh(float (&scores)[32], float (&grads)[32], const float (&weights)[32],
                                         float (&of_queries)[2]) const {
-    // All warps have the same code: a way for each would be four times as much, which the instruction cache hasn't room for.
-    if (cuts_) weigh_all<true>(scores, grads, weights, of_queries);
-    else weigh_all<false>(scores, grads, weights, of_queries);
+    if (cuts_) {  // of another sequence nothing, were it no number
+#pragma unroll
+      for (int i = 0; i < 32; ++i)
+        if (weights[i] == 0.0f) scores[i] = grads[i] = 0.0f;
+    }
+    float parts[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      float& part = parts[i / 2 % 2][i % 2];
+      scores[i] = __fmul_rn(scores[i], weights[i]);
+      part = __fmaf_rn(scores[i], grads[i], part);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      of_queries[half] = __fadd_rn(of_queries[half], __fadd_rn(parts[half][0], parts[half][1]));
   }
 
   /// dO·v becomes dP, with what queries have; what keys have of M: number 2n + e of a lane is its part of key 8n + 2t + e's.
@@ -51,38 +87,6 @@ struct DividedPairs {
   }
 
  private:
-  template <bool kCuts>
-  __device__ __forceinline__ void weigh_all(float (&scores)[32], float (&grads)[32], float (&weights)[32],
-                                            float (&of_queries)[2]) const {
-    const int of_lane = 2 * (place_.lane % 4), last = first_ - of_lane;
-    float parts[2][2] = {};
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int j = 8 * n + of_lane;
-      const float2 sum_j = *reinterpret_cast<const float2*>(&gates_.sum[j]);
-      [[maybe_unused]] int2 first_seen{0, 0};
-      if constexpr (kCuts) first_seen = *reinterpret_cast<const int2*>(&gates_.first_seen[j]);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int half = e / 2;
-        float &weight = weights[4 * n + e], &score = scores[4 * n + e], &grad = grads[4 * n + e];
-        bool seen = 8 * n + e % 2 - 8 * half <= last;
-        if constexpr (kCuts) seen = seen && first_ + 8 * half <= kChunk - 1 - (e % 2 ? first_seen.y : first_seen.x);
-        weight = __fmul_rn(divisor_[half], exp2_approximate((e % 2 ? sum_j.y : sum_j.x) - sum_[half]));
-        weight = seen ? weight : 0.0f;
-        if constexpr (kCuts) {  // of another sequence nothing, were it no number
-          score = seen ? score : 0.0f;
-          grad = seen ? grad : 0.0f;
-        }
-        score = __fmul_rn(score, weight);
-        parts[half][e % 2] = __fmaf_rn(score, grad, parts[half][e % 2]);
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      of_queries[half] = __fadd_rn(of_queries[half], __fadd_rn(parts[half][0], parts[half][1]));
-  }
-
   const DividedGates& gates_;
   const Place place_;
   const int first_;  ///< query of a lane's two, and
@@ -218,9 +222,14 @@ __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
     float scores[32], grads[32], weights[32];
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
+    const DividedPairs pairs(gates, place);
     QueryShares of = multiply_pairs<Element>(
-        scores, grads, of_chunk, gates, [&](int n) { return small.state_units[chunk.slot][n]; }, place, store);
-    DividedPairs(gates, place).weigh(scores, grads, weights, of.sums);
+        scores, grads, of_chunk, gates, [&](int n) { return small.state_units[chunk.slot][n]; }, place,
+        [&] {
+          store();
+          pairs.take_weights(weights);
+        });
+    pairs.weigh(scores, grads, weights, of.sums);
     const float y[2] = {-quad_sum(of.sums[0]), -quad_sum(of.sums[1])};
     const float inverse_squares[2] = {inverse_square(quad_sum(of.squares[0])), inverse_square(quad_sum(of.squares[1]))};
     auto& column = call.columns().grad_normalizer[at.index];

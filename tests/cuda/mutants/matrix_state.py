@@ -14,7 +14,7 @@ MUTANTS = generated(
     ("state_segment_last_chunk", "segment_sums", "n < count; ++n", swapped("count", "count - 1")),
     ("state_gates_by_time", "prepare_all_gates", "load(true)", swapped("true", "false")),
     ("state_divided_gates", "divide_gates", "divided.x * to.entry", swapped("* to.entry", "")),
-    ("state_divided_mask", "DividedPairs", "weights[4 * n + e] = 8 * n + e % 2 - 8 * half <= last ? weight : 0.0f;", swapped("8 * n + e % 2 - 8 * half <= last ? weight : 0.0f", "weight")),
+    ("state_divided_mask", "DividedPairs", "weights[4 * n + e] = seen_ >> (4 * n + e) & 1 ? weight : 0.0f;", swapped("seen_ >> (4 * n + e) & 1 ? weight : 0.0f", "weight")),
     ("state_divided_sum", "DividedPairs", "of_keys[2 * n + e] = fmaf(scores[far], grads[far], scores[near] * grads[near]);", swapped("fmaf(scores[far], grads[far], scores[near] * grads[near])", "scores[near] * grads[near]")),
     ("state_divided_last_chunk", "divided_segment_sums", "n < count; ++n", swapped("count", "count - 1")),
     ("state_gradient_mask", "weigh_pairs", "score = seen ? score * weight : 0.0f;", swapped("seen ? score * weight : 0.0f", "score * weight")),

@@ -17,8 +17,9 @@ namespace lethe::matrix_state {
 
 /// A warp's part of a chunk's pairs, queries by keys: a query's keys are those up to it that no cut separates from it.
 struct DividedPairs {
-  __device__ __forceinline__ DividedPairs(const DividedGates& of, Place place)
-      : gates_(of), place_(place), first_(16 * place.block + place.lane / 4), cuts_(of.first_seen[0] > 0) {
+  /// seen: of causal().
+  __device__ __forceinline__ DividedPairs(const DividedGates& of, Place place, uint32_t seen)
+      : gates_(of), place_(place), seen_(seen), first_(16 * place.block + place.lane / 4), cuts_(of.first_seen[0] > 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sum_[half] = of.sum[first_ + 8 * half];
@@ -26,10 +27,19 @@ struct DividedPairs {
     }
   }
 
+  /// A bit for each of a lane's pairs: whether the key isn't after the query. The same in all chunks.
+  static __device__ __forceinline__ uint32_t causal(Place place) {
+    const int last = 16 * place.block + place.lane / 4 - 2 * (place.lane % 4);
+    uint32_t seen = 0;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) seen |= (8 * (i / 4) + i % 2 - 8 * (i / 2 % 2) <= last ? 1u : 0u) << i;
+    return seen;
+  }
+
   /// What P is multiplied by: d_i D_ij and the scale, 0 of keys that a query doesn't see. All warps have the same code: a way for each would be four times as
   /// much, which the instruction cache hasn't room for.
   __device__ __forceinline__ void take_weights(float (&weights)[32]) const {
-    const int of_lane = 2 * (place_.lane % 4), last = first_ - of_lane;
+    const int of_lane = 2 * (place_.lane % 4);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 sum_j = *reinterpret_cast<const float2*>(&gates_.sum[8 * n + of_lane]);
@@ -37,7 +47,7 @@ struct DividedPairs {
       for (int e = 0; e < 4; ++e) {
         const int half = e / 2;
         const float weight = __fmul_rn(divisor_[half], exp2_approximate((e % 2 ? sum_j.y : sum_j.x) - sum_[half]));
-        weights[4 * n + e] = 8 * n + e % 2 - 8 * half <= last ? weight : 0.0f;
+        weights[4 * n + e] = seen_ >> (4 * n + e) & 1 ? weight : 0.0f;
       }
     }
     if (!cuts_) return;
@@ -89,6 +99,7 @@ struct DividedPairs {
  private:
   const DividedGates& gates_;
   const Place place_;
+  const uint32_t seen_;
   const int first_;  ///< query of a lane's two, and
   const bool cuts_;  ///< whether one is in the chunk
   float sum_[2], divisor_[2];
@@ -111,6 +122,7 @@ __device__ __forceinline__ QueryShares multiply_pairs(float (&scores)[32], float
                                                       const DividedTiles& tiles, const DividedGates& gates, Unit&& unit,
                                                       Place at, Meanwhile&& meanwhile) {
   using ptx::Major;
+  constexpr bool kHalf = std::is_same_v<Element, __half>;
   float reads[32];
   ptx::undefined(reads);
   ptx::undefined(scores);
@@ -119,15 +131,15 @@ __device__ __forceinline__ QueryShares multiply_pairs(float (&scores)[32], float
   ptx::fence_registers(scores);
   ptx::fence_registers(grads);
   ptx::wgmma_fence();
-  issue_product<Element, Major::kK, Major::kK>(reads, tiles.grad_values, tiles.state, false);
+  issue_short_product<Element, Major::kK, Major::kK>(reads, tiles.grad_values, tiles.state, false);
   ptx::wgmma_commit();
-  issue_product<Element, Major::kK, Major::kK>(scores, tiles.query, tiles.key, false);
-  issue_product<Element, Major::kK, Major::kK>(grads, tiles.grad_values, tiles.value, false);
+  issue_short_product<Element, Major::kK, Major::kK>(scores, tiles.query, tiles.key, false);
+  issue_short_product<Element, Major::kK, Major::kK>(grads, tiles.grad_values, tiles.value, false);
   ptx::wgmma_commit();
   meanwhile();
   ptx::wgmma_wait<1>();
   ptx::fence_registers(reads);
-  if constexpr (std::is_same_v<Element, __half>) {
+  if constexpr (kHalf) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) reads[i] = __fmul_rn(reads[i], unit(i / 8));
   }
@@ -155,13 +167,16 @@ __device__ __forceinline__ QueryShares multiply_pairs(float (&scores)[32], float
 
 /// 1 / |q|² of a query, by whose length no value changes; 0 where it is no number that divides.
 __device__ __forceinline__ float inverse_square(float square) {
-  return square >= 0x1p-126f && square < 0x1p126f ? reciprocal_approximate(square) : 0.0f;
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(square));
+  return square >= 0x1p-126f && square < 0x1p126f ? inverse : 0.0f;
 }
 
-/// y of a warp's queries as a column beside dO. Of float16 all have one unit, for which the warpgroup meets: sync(); `largest` is each warp's.
-template <typename Element, typename Column, typename Sync>
+/// y of a warp's queries as a column beside dO. Of float16 all have one unit, for which the warpgroup meets: sync(); `largest` is each warp's. also(column, half,
+/// row, y) of a lane's row.
+template <typename Element, typename Column, typename Sync, typename Also>
 __device__ __forceinline__ void publish_queries(Column& to, const float (&y)[2], float (&largest)[kWarps], Place at,
-                                                Sync&& sync) {
+                                                Sync&& sync, Also&& also) {
   float inverse = 1.0f;
   if constexpr (std::is_same_v<Element, __half>) {
     const float most = largest_of_warp(fmaxf(fabsf(y[0]), fabsf(y[1])));
@@ -171,9 +186,12 @@ __device__ __forceinline__ void publish_queries(Column& to, const float (&y)[2],
     if (at.block == 0 && at.lane == 0) to.unit = unit;
     inverse = reciprocal_of_power(unit);
   }
-  const int half = at.lane % 4;
-  if (half < 2)
-    store_parts<Element>(to.values, 16 * at.block + at.lane / 4 + 8 * half, (half == 0 ? y[0] : y[1]) * inverse);
+  const int half = at.lane % 4, row = 16 * at.block + at.lane / 4 + 8 * half;
+  if (half < 2) {
+    const float of_row = half == 0 ? y[0] : y[1];
+    also(to, half, row, of_row);
+    store_parts<Element>(to.values, row, of_row * inverse);
+  }
   ptx::fence_async_shared();
 }
 
@@ -204,6 +222,7 @@ __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
   auto& small = call.small();
   auto& divided = call.divided();
   const Place place{call.warp, call.lane};
+  const uint32_t seen = static_cast<uint32_t>(ptx::opaque(static_cast<int>(DividedPairs::causal(place))));
   constexpr bool kLater = !Call::kHalf;
   [[maybe_unused]] uint32_t packed_scores[16], packed_grads[16];
   ptx::RingPosition at;
@@ -222,7 +241,7 @@ __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
     float scores[32], grads[32], weights[32];
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
-    const DividedPairs pairs(gates, place);
+    const DividedPairs pairs(gates, place, seen);
     QueryShares of = multiply_pairs<Element>(
         scores, grads, of_chunk, gates, [&](int n) { return small.state_units[chunk.slot][n]; }, place,
         [&] {
@@ -232,12 +251,14 @@ __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
     pairs.weigh(scores, grads, weights, of.sums);
     const float y[2] = {-quad_sum(of.sums[0]), -quad_sum(of.sums[1])};
     const float inverse_squares[2] = {inverse_square(quad_sum(of.squares[0])), inverse_square(quad_sum(of.squares[1]))};
-    auto& column = call.columns().grad_normalizer[at.index];
-    each_of_column(place, [&](int half, int row) {
-      column.whole[row] = y[half];
-      divided.inverse_squares[at.index][row] = inverse_squares[half];
-    });
-    publish_queries<Element>(column, y, divided.largest, place, [] { ptx::named_barrier_sync(2, kComputing); });
+    publish_queries<Element>(
+        call.columns().grad_normalizer[at.index], y, divided.largest, place,
+        [] { ptx::named_barrier_sync(2, kComputing); },
+        [&](auto& column, int half, int row, float of_row) {
+          if constexpr (Call::kOuterInProducts) divided.outer[at.index][row] = outer_parts<Element>(of_row);
+          else column.whole[row] = of_row;
+          divided.inverse_squares[at.index][row] = half == 0 ? inverse_squares[0] : inverse_squares[1];
+        });
     arrive_warp(&divided.full[at.index], call.lane);
     arrive_warp(&small.state_empty[chunk.slot], call.lane);  // y has what was read of its units
     float of_keys[16];

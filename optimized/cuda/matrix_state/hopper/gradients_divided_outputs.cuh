@@ -1,5 +1,5 @@
 #pragma once
-// dq, dk and dv where the gradients' kernel divides (gradients_divided.cuh). Each has sums of its own, so that all products with states are issued at once, and
+// dq, dk, dv and d log f where the gradients' kernel divides (gradients_divided.cuh). Each has sums of its own, so that all products with states are issued at once, and
 // no product is waited for that has just been: dq's with pairs runs under dk's dot products, dk's and dv's under what dq loses along q. dv leaves under the
 // next chunk's first products.
 
@@ -71,7 +71,6 @@ __device__ __forceinline__ void sweep_divided_outputs(const Call& call) {
     const char *const tiles = call.stage(at.index), *const query = tiles + Shared::kQuery,
                       *const key = tiles + Shared::kKey, *const value = tiles + Shared::kValue,
                       *const grad_values = tiles + Shared::kGradValues;
-    const float* const y = call.grad_normalizer(at.index);
     float of_query[32], of_key[32], of_value[32];
     [[maybe_unused]] uint32_t left[4], left_ones[4];
     const auto start = [](float(&sum)[32]) {
@@ -82,22 +81,23 @@ __device__ __forceinline__ void sweep_divided_outputs(const Call& call) {
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
     ptx::mbarrier_wait(&divided.full[at.index], at.parity);  // y
     if constexpr (Call::kOuterInProducts) {
-      outer_left<Element>(left, {y[i0], y[i0 + 8]}, call.lane);
-      outer_left<Element>(left_ones, {1.0f, 1.0f}, call.lane);
+      outer_left(left, divided.outer[at.index][i0], divided.outer[at.index][i0 + 8], call.lane);
+      const uint32_t one = outer_parts<Element>(1.0f);
+      outer_left(left_ones, one, one, call.lane);
     }
     start(of_query);
     ptx::wgmma_fence();
-    issue_product<Element, Major::kK, Major::kK>(of_query, grad_values, call.state(chunk.slot), false);
+    issue_short_product<Element, Major::kK, Major::kK>(of_query, grad_values, call.state(chunk.slot), false);
     if constexpr (Call::kOuterInProducts) issue_outer<Element>(of_query, left, divided.states[chunk.slot]);
     ptx::wgmma_commit();
     ptx::mbarrier_wait(&small.grad_state_full, parity);
     start(of_key);
     start(of_value);
     ptx::wgmma_fence();
-    issue_product<Element, Major::kK, Major::kK>(of_key, value, call.grad_state(), false);
+    issue_short_product<Element, Major::kK, Major::kK>(of_key, value, call.grad_state(), false);
     if constexpr (Call::kOuterInProducts) issue_outer<Element>(of_key, left_ones, divided.grad_state);
     ptx::wgmma_commit();
-    issue_product<Element, Major::kK, Major::kMN>(of_value, key, call.grad_state(), false);
+    issue_short_product<Element, Major::kK, Major::kMN>(of_value, key, call.grad_state(), false);
     ptx::wgmma_commit();
     send_values();
 
@@ -117,12 +117,13 @@ __device__ __forceinline__ void sweep_divided_outputs(const Call& call) {
     if constexpr (kHalf) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) of_query[i] *= small.state_units[chunk.slot][i / 8];
+      const float* const y = call.grad_normalizer(at.index);
       add_outer_product(of_query, y[i0], y[i0 + 8], call.columns().states[chunk.slot], call.lane);
     }
     scale_rows(of_query, read_state[0] * inverse, read_state[1] * inverse);
     ptx::fence_registers(of_query);
     ptx::wgmma_fence();
-    issue_product<Element, Major::kK, Major::kMN>(of_query, call.pairs(), key, true);
+    issue_short_product<Element, Major::kK, Major::kMN>(of_query, call.pairs(), key, true);
     ptx::wgmma_commit();
     arrive_warp(&small.state_empty[chunk.slot], call.lane);  // that product has what was read of its units and z
 
@@ -139,7 +140,7 @@ __device__ __forceinline__ void sweep_divided_outputs(const Call& call) {
     scale_rows(of_key, read[0] * inverse, read[1] * inverse);
     ptx::fence_registers(of_key);
     ptx::wgmma_fence();
-    issue_product<Element, Major::kMN, Major::kMN>(of_key, call.pairs(), query, true);
+    issue_short_product<Element, Major::kMN, Major::kMN>(of_key, call.pairs(), query, true);
     ptx::wgmma_commit();
     store_dots(call.crossings(at.index).keys, {read[0] * dot[0], read[1] * dot[1]}, place);
 
@@ -151,7 +152,7 @@ __device__ __forceinline__ void sweep_divided_outputs(const Call& call) {
     scale_rows(of_value, read[0] * of_values, read[1] * of_values);
     ptx::fence_registers(of_value);
     ptx::wgmma_fence();
-    issue_product<Element, Major::kMN, Major::kMN>(of_value, call.scores(), grad_values, true);
+    issue_short_product<Element, Major::kMN, Major::kMN>(of_value, call.scores(), grad_values, true);
     ptx::wgmma_commit();
 
     uint32_t packed[16];
@@ -171,6 +172,51 @@ __device__ __forceinline__ void sweep_divided_outputs(const Call& call) {
   });
   send_values();
   if (call.lane == 0) ptx::bulk_wait<0>();
+}
+
+/// A warp: d log f of every chunk, when its stage is free again and before it is filled. As store_gate_gradients, but a lane's addresses run on: in few
+/// instructions.
+template <typename Call>
+__device__ __forceinline__ void store_divided_gate_gradients(const Call& call) {
+  using Shared = typename Call::Shared;
+  const auto& p = call.p;
+  auto& small = call.small();
+  ptx::RingPosition at;
+  int used = 0;
+  int64_t first_done = int64_t{kChunk} * call.order.chunk(call.piece.begin, 0);  // of the next chunk
+  const float *const of_head = call.gate(), *gate[2];
+  float* to[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t token = first_done + 2 * call.lane + i;
+    gate[i] = of_head + token * p.gate.token_stride;
+    to[i] = p.grad_gate + (call.b * p.length + token) * p.heads + call.h;
+  }
+  const auto finish = [&] {
+    const int tokens = static_cast<int>(min(p.length - first_done, int64_t{kChunk}));
+    // Beyond the last token the first one's: where lanes branch apart around a load, no loop of the kernel has its counters in uniform registers.
+    const auto is_cut_at = [&](int i) { return is_cut(load_global(2 * call.lane + i < tokens ? gate[i] : of_head)); };
+    const Cuts cuts{is_cut_at(0), is_cut_at(1)};
+    ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
+    const float2 both = gate_gradient<false>(call.crossings(at.index), cuts, call.lane);
+    if (2 * call.lane < tokens) *to[0] = both.x;
+    if (2 * call.lane + 1 < tokens) *to[1] = both.y;
+    first_done -= kChunk;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      gate[i] -= kChunk * p.gate.token_stride;
+      to[i] -= kChunk * p.heads;
+    }
+  };
+  call.each_chunk([&](const auto&) {
+    if (used >= Shared::kStages) finish();
+    arrive_warp(&small.full[at.index], call.lane);
+    ++used;
+    at.advance(Shared::kStages);
+  });
+  const int left = min(used, Shared::kStages);
+  for (; used < Shared::kStages; ++used) at.advance(Shared::kStages);  // past stages that no chunk used
+  for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) finish();
 }
 
 }  // namespace lethe::matrix_state

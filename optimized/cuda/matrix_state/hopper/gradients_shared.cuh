@@ -19,10 +19,10 @@ struct GradientsShared {
   /// Of each thread at the launch, and of those of each warpgroup: as many times as many in all as there are.
   static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = !kDivides && (kKept || kBlocks == 1) ? 40 : 32,
                        kStateRegisters = kBlocks == 1 ? 88 : 104,
-                       kGradStateRegisters = kDivides ? 136
+                       kGradStateRegisters = kDivides ? 144
                                              : kKept  ? 144
                                                       : 112,
-                       kPairRegisters = kDivides ? 176
+                       kPairRegisters = kDivides ? 168
                                         : kKept  ? 168
                                                  : 128,
                        kOutRegisters = kDivides       ? 168
@@ -41,11 +41,12 @@ struct GradientsShared {
   };
   /// Bytes from an outer product's vector on: a product's step reads 1024 of them, and memcheck counts 2048 bytes a step.
   static constexpr int kFromOuterVector = 2048;
-  /// Where dO is divided here: z and its gradient for outer products; 1 / |q|² of a chunk's queries; of y the largest of each warp, and whether a chunk's is among
-  /// `columns`, with the former.
+  /// Where dO is divided here: z and its gradient for outer products; 1 / |q|² of a chunk's queries; of y the largest of each warp, a
+  /// chunk's as outer_parts where those are in products, and whether it is there and among `columns`.
   struct Divided {
     OuterVector states[kSlots], grad_state;
     float inverse_squares[kStages][kChunk], largest[kWarps];
+    uint32_t outer[kStages][kChunk];
     uint64_t full[kStages];
     char beyond[kFromOuterVector - sizeof(OuterVector)];
   };
@@ -135,11 +136,12 @@ struct Gradients {
   __device__ float state_scale() const { return kKept && !kScalesResults ? p.scale : 1.0f; }
   /// Of the chunk that begins at a token.
   __device__ const PreparedGates& prepared_gates(int64_t first) const {
-    return p.gates[int64_t{1} * head * order.chunks + first / kChunk];
+    return p.gates[int64_t{1} * head * order.chunks + static_cast<uint64_t>(first) / kChunk];
   }
   /// What of them a stage has.
   __device__ const typename Shared::Gates& gates_in_reverse(int64_t first) const {
-    if constexpr (kDivides) return p.divided_gates[int64_t{1} * head * order.chunks + first / kChunk];
+    if constexpr (kDivides)
+      return p.divided_gates[int64_t{1} * head * order.chunks + static_cast<uint64_t>(first) / kChunk];
     else return prepared_gates(first).in_reverse;
   }
   /// Of a warp of R.

@@ -1,6 +1,7 @@
 #pragma once
 // The states before each chunk, rounded to 16 bits as the forward reads them: left by the forward where a backward follows, and read there (KeptStates).
 
+#include "optimized/cuda/hopper/ptx/elect.cuh"
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"
 #include "optimized/cuda/matrix_state/hopper/normalizer.cuh"
 
@@ -57,7 +58,7 @@ __device__ __forceinline__ void load_kept_states(const Call& call) {
     }
     ptx::mbarrier_wait(&small.state_empty[chunk.slot], chunk.parity ^ 1);
     uint64_t* const full = &small.state_full[chunk.slot];
-    if (call.lane == 0) {
+    if (Call::kDivides ? ptx::elect() : call.lane == 0) {
       ptx::mbarrier_arrive_expect(full, Shared::kState);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)

@@ -84,12 +84,13 @@ __global__ void __launch_bounds__(DividedSumsShared::kThreads, 2)
       float scores[32], grads[32], weights[32];
       const DividedTiles tiles{stage + Shared::kQuery, stage + Shared::kKey, stage + Shared::kValue,
                                stage + Shared::kGradValues, stage + Shared::kState};
-      const DividedPairs pairs(gates, place);
+      const DividedPairs pairs(gates, place, DividedPairs::causal(place));
       QueryShares of =
           multiply_pairs<Element>(scores, grads, tiles, gates, unit, place, [&] { pairs.take_weights(weights); });
       pairs.weigh(scores, grads, weights, of.sums);
       const float y[2] = {-quad_sum(of.sums[0]), -quad_sum(of.sums[1])};
-      publish_queries<Element>(small.column, y, small.largest, place, [] { __syncthreads(); });
+      publish_queries<Element>(
+          small.column, y, small.largest, place, [] { __syncthreads(); }, [](auto&, int, int, float) {});
     }
     __syncthreads();
     add_divided<Element>(state, last, stage + Shared::kQuery, stage + Shared::kGradValues, gates, small.column, place);

@@ -13,12 +13,15 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
   using Element = typename Call::Element;
   auto& small = call.small();
   const Place place{call.warp, call.lane};
+  [[maybe_unused]] PairMasks masks;
+  if constexpr (Call::kOneWay) masks = PairMasks::of(place);
   ptx::RingPosition at;
   uint32_t parity = 0;
   call.each_chunk([&](const auto&) {
     float scores[32], grads[32];
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
-    compute_pairs(call, at.index, scores, grads, [] {});
+    compute_pairs(
+        call, at.index, scores, grads, [] {}, masks);
     arrive_warp(&small.empty[at.index], call.lane);
     ptx::mbarrier_wait(&small.pairs_empty, parity ^ 1);
     store_pairs(call, scores, grads, place);

@@ -83,6 +83,8 @@ struct Gradients {
   using Shared = GradientsShared<kBlocks_, kNormalized_, kKept_, kDivides>;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_,
                         kKept = kKept_;
+  /// Whether all warps weigh pairs by one way.
+  static constexpr bool kOneWay = kGated_ && kBlocks_ == 1 && kKept_;
   /// Whether the first of two pieces may hand R on.
   static constexpr bool kHandsOn = kKept;
   static constexpr int kBlocks = kBlocks_;

@@ -108,6 +108,12 @@ class Segments(unittest.TestCase):
             tensors = state_problem(torch.float16, **(WIDE | dict(length=4099, value_dim=columns)))
             self.assert_budget(tensors, torch.float16, ("normalized", "normalized, no gate"), columns=columns)
 
+    def test_keep_the_budget_of_queries_whose_squares_no_float_holds(self):  # dq is divided by |q|^2 on its way: subnormal, then 0
+        for exponent in (-68, -80):
+            tensors = state_problem(torch.bfloat16, **(WIDE | dict(length=600)))
+            tensors["query"] = tensors["query"] * 2.0**exponent
+            self.assert_budget(tensors, torch.bfloat16, ("normalized",), exponent=exponent)
+
     def test_keep_the_budget_of_a_loss_on_the_last_normaliser_alone(self):  # the state's gradient is 0, and its further column isn't
         alone = lambda values, state: (0 * values, torch.cat((0 * state[..., :-1], 16 + state[..., -1:]), -1))
         for dtype, rows in itertools.product((torch.bfloat16, torch.float16), (64, 128)):

@@ -6,6 +6,7 @@
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_eight_columns.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_steps.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
 #include "tests/cuda/device.hpp"
 
@@ -36,8 +37,8 @@ __device__ void write_accumulators(float* d, const float (&registers)[kN / 2]) {
       for (int e = 0; e < 2; ++e) d[(row + 8 * h) * kN + 8 * j + column + e] = registers[4 * j + 2 * h + e];
 }
 
-// D = D0 + A·B with D0 = 1 where `accumulate`, else 0. K-major A is [M, K], MN-major A is [K, M]; B likewise [N, K] or [K, N].
-template <typename Element, int kN, Major kMajorA, Major kMajorB>
+// D = D0 + A·B with D0 = 1 where `accumulate`, else 0. K-major A is [M, K], MN-major A is [K, M]; B likewise [N, K] or [K, N]. kSteps: at once.
+template <typename Element, int kN, Major kMajorA, Major kMajorB, bool kSteps = false>
 __global__ void __launch_bounds__(128, 1)
     shared_product(const Element* a, const Element* b, float* d, bool accumulate) {
   __shared__ alignas(1024) char a_panels[kM * kDepth * 2];
@@ -53,9 +54,14 @@ __global__ void __launch_bounds__(128, 1)
   ptx::wgmma_fence();
   const uint64_t first_of_a = ptx::pin_uniform(ptx::operand_descriptor(a_panels, kDepth * 128)),
                  first_of_b = ptx::operand_descriptor(b_panels, kDepth * 128);
-  for (int step = 0; step < kDepth / 16; ++step)
-    ptx::wgmma<kMajorA, kMajorB>(Element{}, registers, first_of_a + step * ((kTransposedA ? 2048 : 32) >> 4),
-                                 ptx::advance<(kTransposedB ? 2048 : 32)>(first_of_b, step), accumulate || step > 0);
+  constexpr int kStepA = (kTransposedA ? 2048 : 32) >> 4, kBytesB = kTransposedB ? 2048 : 32;
+  if constexpr (kSteps) {
+    ptx::wgmma_steps<kMajorA, kMajorB, kStepA, kBytesB / 16>(Element{}, registers, first_of_a, first_of_b, accumulate);
+  } else {
+    for (int step = 0; step < kDepth / 16; ++step)
+      ptx::wgmma<kMajorA, kMajorB>(Element{}, registers, first_of_a + step * kStepA,
+                                   ptx::advance<kBytesB>(first_of_b, step), accumulate || step > 0);
+  }
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::fence_registers(registers);
@@ -232,6 +238,14 @@ void expect_all_products() {
   expect_product<Element, kN, false, true>(register_product<Element, kN, Major::kMN>);
 }
 
+template <typename Element>
+void expect_products_of_steps() {
+  expect_product<Element, 64, false, false>(shared_product<Element, 64, Major::kK, Major::kK, true>);
+  expect_product<Element, 64, false, true>(shared_product<Element, 64, Major::kK, Major::kMN, true>);
+  expect_product<Element, 64, true, false>(shared_product<Element, 64, Major::kMN, Major::kK, true>);
+  expect_product<Element, 64, true, true>(shared_product<Element, 64, Major::kMN, Major::kMN, true>);
+}
+
 // With eight columns more: the forms that exist, B with K along the panel's rows.
 template <typename Element>
 void expect_products_with_sums() {
@@ -258,6 +272,12 @@ TEST(Wgmma, EqualsTheProductOf32Columns) {
   LETHE_NEEDS_GPU();
   expect_product<__nv_bfloat16, 32, false, false>(shared_product<__nv_bfloat16, 32, Major::kK, Major::kK>);
   expect_product<__half, 32, false, false>(shared_product<__half, 32, Major::kK, Major::kK>);
+}
+
+TEST(Wgmma, EqualsTheProductOfFourStepsAtOnce) {
+  LETHE_NEEDS_GPU();
+  expect_products_of_steps<__nv_bfloat16>();
+  expect_products_of_steps<__half>();
 }
 
 TEST(Wgmma, EqualsTheProductInBfloat16) {

@@ -112,8 +112,8 @@ struct PreparedGates {
 };
 /// The same where the gradients' kernel divides by z·q: `write` times 1 / z·q, over `unit`, a power of two; for products of float16, else 1.
 struct alignas(16) DividedGates : ChunkGates {
-  float divisors[kChunk];    ///< 1 / z·q; 0 beyond the sequence
-  float read_state[kChunk];  ///< times that, the scale and the gates from the chunk's first token on
+  float divisors[kChunk];    ///< the scale / z·q; 0 beyond the sequence
+  float read_state[kChunk];  ///< times that and the gates from the chunk's first token on
   float unit;
 };
 

@@ -14,11 +14,11 @@
 // Above 64 rows warpgroup 3 computes dv (gradients_two_blocks.cuh).
 //
 // With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
-// With a gate a token and where S is what the forward left, warpgroup 3 divides and computes that gradient (gradients_divided.cuh).
+// With a gate a token and where S is what the forward left, warpgroup 3 divides and computes that gradient, its pairs queries by keys (gradients_divided.cuh).
 //
 // float16: R, P and dP of a chunk and 16 rows of S are each divided by a power of two.
 
-#include "optimized/cuda/matrix_state/hopper/gradients_divided.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_divided_outputs.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_one_block.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_two_blocks.cuh"
@@ -36,6 +36,14 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   constexpr bool kWithColumn = Call::kNormalized && !Call::kDivides;
   using Gates = typename Shared::Gates;
   auto& small = call.small();
+  // Where they aren't, a call's registers suffice without.
+  const auto head_of = [&](const Operand& of) { return of.head_stride ? call.h : 0; };
+  [[maybe_unused]] int heads[4] = {};
+  if constexpr (Call::kDivides) {
+    const Operand* const operands[4] = {&p.query, &p.key, &p.value, &p.grad_values};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) heads[i] = ptx::in_uniform_register(head_of(*operands[i]));
+  }
   ptx::RingPosition at;
   call.each_chunk([&](const auto& chunk) {
     [[maybe_unused]] float2 column{};
@@ -43,15 +51,22 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       column = load_column(p.grad_normalizer, call.head, call.order.chunks, chunk.first, call.lane);
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
     uint64_t* const full = &small.full[at.index];
-    if (call.lane == 0) {
+    if (Call::kDivides ? ptx::elect() : call.lane == 0) {
       char* const to = call.stage(at.index);
       ptx::mbarrier_arrive_expect(full, Shared::kStage + (kGated ? sizeof(Gates) : 0));
       if constexpr (kGated)
         ptx::load_run(&call.gates(at.index), &call.gates_in_reverse(chunk.first), sizeof(Gates), full);
-      load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, chunk.first, call.b, call.h);
-      load_tile_of<kBlocks>(to + Shared::kQuery, p.maps[0], p.query, full, 0, chunk.first, call.b, call.h);
-      load_tile_of<1>(to + Shared::kValue, p.maps[2], p.value, full, 0, chunk.first, call.b, call.h);
-      load_tile_of<1>(to + Shared::kGradValues, p.maps[3], p.grad_values, full, 0, chunk.first, call.b, call.h);
+      const auto load = [&](int i, const Operand& of, char* tile, int panels) {
+        const int head = Call::kDivides ? heads[i] : head_of(of);
+#pragma unroll
+        for (int panel = 0; panel < panels; ++panel)
+          ptx::load_tile(tile + panel * kPanel, &p.maps[i], full, 64 * panel, head, static_cast<int>(chunk.first),
+                         call.b);
+      };
+      load(1, p.key, to + Shared::kKey, kBlocks);
+      load(0, p.query, to + Shared::kQuery, kBlocks);
+      load(2, p.value, to + Shared::kValue, 1);
+      load(3, p.grad_values, to + Shared::kGradValues, 1);
     }
     if constexpr (kWithColumn) {
       auto& to = call.columns().grad_normalizer[at.index];
@@ -80,9 +95,9 @@ __device__ __forceinline__ void store_gate_gradients(const Call& call) {
     };
     const Cuts cuts{is_cut_at(first_done + 2 * call.lane), is_cut_at(first_done + 2 * call.lane + 1)};
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
-    store_gate_gradient<!Call::kDivides>(call.crossings(at.index), cuts,
-                                         p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
-                                         p.length - first_done, call.lane);
+    store_gate_gradient(call.crossings(at.index), cuts,
+                        p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
+                        p.length - first_done, call.lane);
     first_done -= kChunk;
   };
   call.each_chunk([&](const auto& chunk) {
@@ -168,7 +183,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     // Where S was left, its copy, and units and z.
     init(small.state_full, kKept ? 1 + (call.kHalf || kNormalized) * kArrivalsOfAWarp : kArrivals);
     init(small.state_empty, (kDivides ? 3 : kGated ? 2 : 1) * kArrivals);
-    if constexpr (kDivides) init(call.divided().full, kArrivalsOfAWarp);
+    if constexpr (kDivides) init(call.divided().full, kArrivals);
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kArrivals);
     ptx::mbarrier_init_fence();
@@ -188,7 +203,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
       if constexpr (kKept) load_kept_states(call);
       else load_rebuild_chunks(call);
     } else if (kGated && call.warp == 1) {
-      store_gate_gradients(call);
+      if constexpr (kDivides) store_divided_gate_gradients(call);
+      else store_gate_gradients(call);
     }
   } else if (group == 1) {
     if constexpr (!kKept) {
@@ -205,7 +221,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     else sweep_pairs_and_values(call);
   } else {
     change_registers<Shared::kRegisters, Shared::kOutRegisters>();
-    if constexpr (kBlocks == 1) sweep_outputs(call);
+    if constexpr (kDivides) sweep_divided_outputs(call);
+    else if constexpr (kBlocks == 1) sweep_outputs(call);
     else sweep_queries_and_keys(call);
   }
 }

@@ -38,14 +38,14 @@ struct Cuts {
   bool first, second;
 };
 
-/// A warp: d log f of a chunk of `tokens` tokens, `stride` apart; 0 of cuts. kPairs: whether there are sums of pairs, or `queries` has them.
-template <bool kPairs>
-__device__ inline void store_gate_gradient(const FusedCrossings& from, const Cuts& cuts, float* to, int64_t stride,
-                                           int64_t tokens, int lane) {
-  float2 query = *reinterpret_cast<const float2*>(&from.queries[2 * lane]);
+/// A warp: d log f of a lane's two tokens of a chunk; 0 of cuts. kQueries: whether there are queries' sums, or those of pairs have them.
+template <bool kQueries>
+__device__ inline float2 gate_gradient(const FusedCrossings& from, const Cuts& cuts, int lane) {
+  float2 query{0.0f, 0.0f};
+  if constexpr (kQueries) query = *reinterpret_cast<const float2*>(&from.queries[2 * lane]);
   const float2 key = *reinterpret_cast<const float2*>(&from.keys[2 * lane]);
 #pragma unroll
-  for (int block = 0; block < (kPairs ? kWarps : 0); ++block) {
+  for (int block = 0; block < kWarps; ++block) {
     const float2 pair = *reinterpret_cast<const float2*>(&from.pairs[block][2 * lane]);
     query.x += pair.x;
     query.y += pair.y;
@@ -53,8 +53,15 @@ __device__ inline void store_gate_gradient(const FusedCrossings& from, const Cut
   float after = query.x + query.y, before = key.x + key.y;
   const float beyond = sum_around(after, before, lane);
   const float states = (from.states[0] + from.states[1]) + (from.states[2] + from.states[3]);
-  const float x[2] = {cuts.first ? 0.0f : (after + before) + states,
-                      cuts.second ? 0.0f : ((query.y + beyond) + (before + key.x)) + states};
+  return {cuts.first ? 0.0f : (after + before) + states,
+          cuts.second ? 0.0f : ((query.y + beyond) + (before + key.x)) + states};
+}
+
+/// A warp: that of a chunk of `tokens` tokens, `stride` apart.
+__device__ inline void store_gate_gradient(const FusedCrossings& from, const Cuts& cuts, float* to, int64_t stride,
+                                           int64_t tokens, int lane) {
+  const float2 both = gate_gradient<true>(from, cuts, lane);
+  const float x[2] = {both.x, both.y};
 #pragma unroll
   for (int i = 0; i < 2; ++i)
     if (2 * lane + i < tokens) to[(2 * lane + i) * stride] = x[i];

@@ -3,7 +3,7 @@
 // memory that no product reads, so that operands are free as soon as they are read; but for dk of a normalised call without
 // left states, which leaves from dP's place.
 
-#include "optimized/cuda/matrix_state/hopper/gradients_divided.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
 
 namespace lethe::matrix_state {
 
@@ -13,12 +13,15 @@ __device__ __forceinline__ void sweep_pairs(const Call& call) {
   using Element = typename Call::Element;
   auto& small = call.small();
   const Place place{call.warp, call.lane};
+  [[maybe_unused]] PairMasks masks;
+  if constexpr (Call::kOneWay) masks = PairMasks::of(place);
   ptx::RingPosition at;
   uint32_t parity = 0;
   call.each_chunk([&](const auto&) {
     float scores[32], grads[32];
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
-    compute_pairs(call, at.index, scores, grads, [] {});
+    compute_pairs(
+        call, at.index, scores, grads, [] {}, masks);
     arrive_warp(&small.empty[at.index], call.lane);
     ptx::mbarrier_wait(&small.pairs_empty, parity ^ 1);
     store_pairs(call, scores, grads, place);
@@ -38,8 +41,6 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
   auto& small = call.small();
   const Place place{call.warp, call.lane};
   const int i0 = 16 * call.warp + call.lane / 4;
-  constexpr bool kOuterInProducts = Call::kOuterInProducts;
-  constexpr bool kDotsOfQueries = kGated && !Call::kDivides;
   constexpr bool kKeyInPairs = Shared::kKeyOut == Shared::kPairs;
   const auto start = [](float(&sum)[32]) {
     ptx::undefined(sum);
@@ -125,42 +126,28 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       start(out);
       ptx::wgmma_fence();
       issue_query_of_state();
-      [[maybe_unused]] uint32_t left[4], left_ones[4];
-      if constexpr (Call::kDivides) ptx::mbarrier_wait(&call.divided().full[at.index], at.parity);  // y
-      if constexpr (kOuterInProducts) {
-        const float* const y = call.grad_normalizer(at.index);
-        outer_left<Element>(left, {y[i0], y[i0 + 8]}, call.lane);
-        ptx::wgmma_fence();
-        issue_outer<Element>(out, left, call.divided().states[chunk.slot]);
-        outer_left<Element>(left_ones, {1.0f, 1.0f}, call.lane);
-      }
       ptx::wgmma_commit();
       ptx::mbarrier_wait(&small.grad_state_full, parity);
       start(out_key);
       ptx::wgmma_fence();
       issue_key_of_state();
-      if constexpr (kOuterInProducts) issue_outer<Element>(out_key, left_ones, call.divided().grad_state);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
-      if constexpr (kOuterInProducts) ptx::fence_registers(left);
       if constexpr (kHalf) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) out[i] *= small.state_units[chunk.slot][i / 8];
       }
-      if constexpr (kNormalized && !kOuterInProducts) {
+      if constexpr (kNormalized) {
         const float* const x = call.grad_normalizer(at.index);
         add_outer_product(out, x[i0], x[i0 + 8], call.columns().states[chunk.slot], call.lane);
       }
       if constexpr (!Call::kReadsBesideState) arrive_warp(&small.state_empty[chunk.slot], call.lane);
       // E: the gates after the chunk's first token, which R's update has with the scale, and that one.
-      const auto factor = [&](int row) {
-        if constexpr (Call::kDivides) return gates.read_state[row];
-        else return kGated ? gates.write[row] * gates.entry : call.state_scale();
-      };
+      const auto factor = [&](int row) { return kGated ? gates.write[row] * gates.entry : call.state_scale(); };
       const float read_state[2] = {factor(i0), factor(i0 + 8)};
       float dot[2] = {0.0f, 0.0f};
-      if constexpr (kDotsOfQueries) add_dots<Element>(dot, out, query, place);
+      if constexpr (kGated) add_dots<Element>(dot, out, query, place);
       ptx::mbarrier_wait(&small.pairs_full, parity);
       float score_unit = 1.0f, grad_unit = 1.0f;
       if constexpr (kHalf) {
@@ -174,7 +161,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       issue_query_of_pairs();
       ptx::wgmma_commit();
       if constexpr (Call::kReadsBesideState) arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      if constexpr (kDotsOfQueries)
+      if constexpr (kGated)
         store_dots(call.crossings(at.index).queries, {read_state[0] * dot[0], read_state[1] * dot[1]}, place);
 
       ptx::wgmma_wait<1>();
@@ -184,8 +171,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
                   far = unit * read[1];
       // The column has no unit: where R is 0 and the column isn't, its reciprocal would overflow.
       const float key_unit = kNormalized ? 1.0f : unit;
-      if constexpr (kOuterInProducts) ptx::fence_registers(left_ones);
-      if constexpr (kNormalized && !kOuterInProducts) {
+      if constexpr (kNormalized) {
         if constexpr (kHalf) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) out_key[i] *= unit;
@@ -205,7 +191,6 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
 
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
-      if constexpr (Call::kDivides) remove_along<Element>(out, query, place);
       store(kQueries, parity, out, grad_unit, chunk.first);
       start(out);
       ptx::wgmma_fence();

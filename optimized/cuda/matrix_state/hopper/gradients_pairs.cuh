@@ -73,10 +73,68 @@ __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[
   if constexpr (kGated) pair_sums.store(crossings, at);
 }
 
+/// Bits of a lane's pairs, the same in all chunks: whether the query isn't before the key, and whether it is after it.
+struct PairMasks {
+  uint32_t seen = 0, after = 0;
+
+  static __device__ __forceinline__ PairMasks of(Place at) {
+    const int first = 16 * at.block + at.lane / 4 - 2 * (at.lane % 4);
+    PairMasks masks;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int place = 8 * (i / 4) + i % 2 - 8 * (i / 2 % 2);
+      masks.seen |= (place >= first ? 1u : 0u) << i;
+      masks.after |= (place > first ? 1u : 0u) << i;
+    }
+    const auto opaque = [](uint32_t bits) { return static_cast<uint32_t>(ptx::opaque(static_cast<int>(bits))); };
+    return {opaque(masks.seen), opaque(masks.after)};
+  }
+};
+
+/// weigh_pairs with gates by one way for all warps: four ways are more than the instruction cache has room for.
+template <bool kNormalized>
+__device__ __forceinline__ void weigh_pairs_in_one_way(float (&scores)[32], float (&grads)[32], const ChunkGates& gates,
+                                                       const float* grad_normalizer, float scale, float* crossings,
+                                                       const PairMasks& masks, Place at) {
+  const int j0 = 16 * at.block + at.lane / 4, of_lane = 2 * (at.lane % 4);
+  const float sum[2] = {gates.sum[j0], gates.sum[j0 + 8]};
+  uint32_t seen = masks.seen, after = masks.after;
+  if (gates.first_seen[0] > 0) {  // a cut: nothing of queries after it, were it no number
+    const int last_seen[2] = {kChunk - 1 - gates.first_seen[j0], kChunk - 1 - gates.first_seen[j0 + 8]};
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+      if (8 * (i / 4) + of_lane + i % 2 > last_seen[i / 2 % 2]) {
+        seen &= ~(1u << i);
+        after &= ~(1u << i);
+        scores[i] = grads[i] = 0.0f;
+      }
+  }
+  PairSums pair_sums;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float2 sum_i = *reinterpret_cast<const float2*>(&gates.sum[8 * n + of_lane]);
+    [[maybe_unused]] float2 beside{0.0f, 0.0f};
+    if constexpr (kNormalized) beside = *reinterpret_cast<const float2*>(&grad_normalizer[8 * n + of_lane]);
+    float products[2][2];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int i = 4 * n + e;
+      float &score = scores[i], &grad = grads[i];
+      const float weight = seen >> i & 1 ? scale * exp2_approximate(sum[e / 2] - (e % 2 ? sum_i.y : sum_i.x)) : 0.0f;
+      score *= weight;
+      if constexpr (kNormalized) grad += e % 2 ? beside.y : beside.x;
+      products[e / 2][e % 2] = after >> i & 1 ? score * grad : 0.0f;
+      grad *= weight;
+    }
+    pair_sums.add(n, products[0], products[1]);
+  }
+  pair_sums.store(crossings, at);
+}
+
 /// P and dP of a chunk, weighted, by a warpgroup. `meanwhile` runs under their products.
 template <typename Call, typename Meanwhile>
 __device__ __forceinline__ void compute_pairs(const Call& call, int index, float (&scores)[32], float (&grads)[32],
-                                              Meanwhile&& meanwhile) {
+                                              Meanwhile&& meanwhile, const PairMasks& masks = {}) {
   using Shared = typename Call::Shared;
   using Element = typename Call::Element;
   using ptx::Major;
@@ -95,9 +153,14 @@ __device__ __forceinline__ void compute_pairs(const Call& call, int index, float
   ptx::wgmma_wait<0>();
   ptx::fence_registers(scores);
   ptx::fence_registers(grads);
-  weigh_pairs<Element, Call::kGated, Call::kNormalized>(scores, grads, call.gates(index), call.grad_normalizer(index),
-                                                        call.pair_scale(), call.crossings(index).pairs[call.warp],
-                                                        {call.warp, call.lane});
+  if constexpr (Call::kOneWay)
+    weigh_pairs_in_one_way<Call::kNormalized>(scores, grads, call.gates(index), call.grad_normalizer(index),
+                                              call.pair_scale(), call.crossings(index).pairs[call.warp], masks,
+                                              {call.warp, call.lane});
+  else
+    weigh_pairs<Element, Call::kGated, Call::kNormalized>(scores, grads, call.gates(index), call.grad_normalizer(index),
+                                                          call.pair_scale(), call.crossings(index).pairs[call.warp],
+                                                          {call.warp, call.lane});
 }
 
 /// What P and dP of a chunk are divided by: powers of two of float16, else 1.

@@ -19,13 +19,13 @@ struct GradientsShared {
   /// Of each thread at the launch, and of those of each warpgroup: as many times as many in all as there are.
   static constexpr int kRegisters = kKept ? 128 : 96, kLoadRegisters = !kDivides && (kKept || kBlocks == 1) ? 40 : 32,
                        kStateRegisters = kBlocks == 1 ? 88 : 104,
-                       kGradStateRegisters = kDivides ? 136
+                       kGradStateRegisters = kDivides ? 144
                                              : kKept  ? 144
                                                       : 112,
-                       kPairRegisters = kDivides ? 192
+                       kPairRegisters = kDivides ? 168
                                         : kKept  ? 168
                                                  : 128,
-                       kOutRegisters = kDivides       ? 152
+                       kOutRegisters = kDivides       ? 168
                                        : kKept        ? 160
                                        : kBlocks == 1 ? 112
                                                       : 104;
@@ -39,14 +39,17 @@ struct GradientsShared {
     float state_units[kSlots][kBlocks * kWarps], largest[kWarps], largest_pairs[2][kWarps];
     float grad_state_unit, score_unit, grad_unit;
   };
-  /// Where dO is divided here: z and its gradient for outer products; y of a chunk, of each warp a copy, and whether it is among `columns`.
-  struct Divided {
-    OuterVector states[kSlots], grad_state;
-    float of_warps[kWarps][kChunk];
-    uint64_t full[kStages];
-  };
   /// Bytes from an outer product's vector on: a product's step reads 1024 of them, and memcheck counts 2048 bytes a step.
   static constexpr int kFromOuterVector = 2048;
+  /// Where dO is divided here: z and its gradient for outer products; 1 / |q|² of a chunk's queries; of y the largest of each warp, a
+  /// chunk's as outer_parts where those are in products, and whether it is there and among `columns`.
+  struct Divided {
+    OuterVector states[kSlots], grad_state;
+    float inverse_squares[kStages][kChunk], largest[kWarps];
+    uint32_t outer[kStages][kChunk];
+    uint64_t full[kStages];
+    char beyond[kFromOuterVector - sizeof(OuterVector)];
+  };
   static_assert(sizeof(Divided) - offsetof(Divided, grad_state) >= kFromOuterVector);
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
@@ -80,6 +83,8 @@ struct Gradients {
   using Shared = GradientsShared<kBlocks_, kNormalized_, kKept_, kDivides>;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>, kNormalized = kNormalized_,
                         kKept = kKept_;
+  /// Whether all warps weigh pairs by one way.
+  static constexpr bool kOneWay = kGated_ && kBlocks_ == 1 && kKept_;
   /// Whether the first of two pieces may hand R on.
   static constexpr bool kHandsOn = kKept;
   static constexpr int kBlocks = kBlocks_;
@@ -133,11 +138,12 @@ struct Gradients {
   __device__ float state_scale() const { return kKept && !kScalesResults ? p.scale : 1.0f; }
   /// Of the chunk that begins at a token.
   __device__ const PreparedGates& prepared_gates(int64_t first) const {
-    return p.gates[int64_t{1} * head * order.chunks + first / kChunk];
+    return p.gates[int64_t{1} * head * order.chunks + static_cast<uint64_t>(first) / kChunk];
   }
   /// What of them a stage has.
   __device__ const typename Shared::Gates& gates_in_reverse(int64_t first) const {
-    if constexpr (kDivides) return p.divided_gates[int64_t{1} * head * order.chunks + first / kChunk];
+    if constexpr (kDivides)
+      return p.divided_gates[int64_t{1} * head * order.chunks + static_cast<uint64_t>(first) / kChunk];
     else return prepared_gates(first).in_reverse;
   }
   /// Of a warp of R.

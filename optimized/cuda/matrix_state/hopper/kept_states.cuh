@@ -1,6 +1,7 @@
 #pragma once
 // The states before each chunk, rounded to 16 bits as the forward reads them: left by the forward where a backward follows, and read there (KeptStates).
 
+#include "optimized/cuda/hopper/ptx/elect.cuh"
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"
 #include "optimized/cuda/matrix_state/hopper/normalizer.cuh"
 
@@ -12,7 +13,7 @@ __device__ __forceinline__ void leave_state(const Call& call, int buffer, int n,
                                             Column&& z) {
   constexpr int kBlocks = Call::Shared::kStateWarps / kWarps;
   const KeptStates& to = call.p.kept;
-  if (!to.wanted || (!Call::kNormalized && call.lane > 0)) return;
+  if ((!Call::kLeavesDivisors && !to.wanted) || (!Call::kNormalized && call.lane > 0)) return;
   const int rows = ((call.piece.begin * call.order.each + n) * kBlocks + block) * kWarps + call.warp;
   if constexpr (Call::kNormalized) {
     float* const column = to.columns + call.head * to.stride + 16 * rows;
@@ -28,7 +29,7 @@ __device__ __forceinline__ void leave_state(const Call& call, int buffer, int n,
 /// A warp of the forward, before it rounds S: its rows of the last but one have left that buffer.
 template <typename Call>
 __device__ __forceinline__ void wait_until_state_left(const Call& call) {
-  if (!call.p.kept.wanted) return;
+  if (!Call::kLeavesDivisors && !call.p.kept.wanted) return;
   if (call.lane == 0) ptx::bulk_wait_read<1>();
   __syncwarp();
 }
@@ -57,7 +58,7 @@ __device__ __forceinline__ void load_kept_states(const Call& call) {
     }
     ptx::mbarrier_wait(&small.state_empty[chunk.slot], chunk.parity ^ 1);
     uint64_t* const full = &small.state_full[chunk.slot];
-    if (call.lane == 0) {
+    if (Call::kDivides ? ptx::elect() : call.lane == 0) {
       ptx::mbarrier_arrive_expect(full, Shared::kState);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)

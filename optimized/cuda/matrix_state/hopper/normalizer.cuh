@@ -118,15 +118,19 @@ __device__ __forceinline__ void store_outer(OuterVector& to, int i, float x) {
   to.rows[i] = {near << 16 | near, rest, 0, 0};
 }
 
-/// A lane's rows' x as the left operand.
+/// A row's x: near, and the rest in the upper half.
 template <typename Element>
-__device__ __forceinline__ void outer_left(uint32_t (&left)[4], const float (&x)[2], int lane) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t near = pack<Element>(x[half], 0.0f), rest = pack<Element>(x[half] - unpack<Element>(near).x, 0.0f);
-    left[half] = lane % 4 == 0 ? rest << 16 | near : lane % 4 == 1 ? near : 0;
-    left[2 + half] = 0;
-  }
+__device__ __forceinline__ uint32_t outer_parts(float x) {
+  const uint32_t near = pack<Element>(x, 0.0f), rest = pack<Element>(x - unpack<Element>(near).x, 0.0f);
+  return rest << 16 | near;
+}
+
+/// The left operand of a lane's rows g and g + 8.
+__device__ __forceinline__ void outer_left(uint32_t (&left)[4], uint32_t near, uint32_t far, int lane) {
+  const uint32_t of_lane = lane % 4 == 0 ? ~0u : lane % 4 == 1 ? 0xffffu : 0u;
+  left[0] = near & of_lane;
+  left[1] = far & of_lane;
+  left[2] = left[3] = 0;
   ptx::fence_registers(left);
 }
 

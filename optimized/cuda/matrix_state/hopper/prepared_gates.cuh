@@ -36,7 +36,7 @@ __device__ __forceinline__ PreparedChunk prepared_chunk(const PreparedGatesArgum
 }
 
 /// A warp: the same times 1 / z·q, in the largest weight's unit.
-__device__ __forceinline__ void divide_gates(DividedGates& to, float2 by, bool in_units, int lane) {
+__device__ __forceinline__ void divide_gates(DividedGates& to, float2 by, float scale, bool in_units, int lane) {
   __syncwarp();
   const float2 write = *reinterpret_cast<const float2*>(&to.write[2 * lane]);
   const float2 divided{write.x * by.x, write.y * by.y};
@@ -44,7 +44,7 @@ __device__ __forceinline__ void divide_gates(DividedGates& to, float2 by, bool i
   const float largest = largest_of_warp(fmaxf(fabsf(divided.x), fabsf(divided.y)));
   const float unit = in_units ? power_of_two_below(fminf(fmaxf(largest, 0x1p-60f), 0x1p60f)) : 1.0f,
               inverse = reciprocal_of_power(unit);
-  *reinterpret_cast<float2*>(&to.divisors[2 * lane]) = by;
+  *reinterpret_cast<float2*>(&to.divisors[2 * lane]) = {scale * by.x, scale * by.y};
   *reinterpret_cast<float2*>(&to.read_state[2 * lane]) = {divided.x * to.entry, divided.y * to.entry};
   *reinterpret_cast<float2*>(&to.write[2 * lane]) = {divided.x * inverse, divided.y * inverse};
   if (lane == 0) to.unit = unit;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(32 * kPreparingWarps)
       *reinterpret_cast<const float2*>(p.divisors + (of.b * p.heads + of.h) * p.divisor_stride + token);
   prepare_gates(own, raw, 1.0f, p.scale, true, lane);
   const float2 inverse{token < p.length ? 1.0f / divisor.x : 0.0f, token + 1 < p.length ? 1.0f / divisor.y : 0.0f};
-  divide_gates(own, inverse, p.in_units, lane);
+  divide_gates(own, inverse, p.scale, p.in_units, lane);
   __syncwarp();
   constexpr int kPieces = sizeof(DividedGates) / sizeof(float4);
   float4* const to = reinterpret_cast<float4*>(p.divided + (of.b * p.heads + of.h) * of.chunks + of.chunk);

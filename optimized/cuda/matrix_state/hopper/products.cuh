@@ -7,7 +7,7 @@
 #include "optimized/cuda/hopper/handover.cuh"
 #include "optimized/cuda/hopper/ptx/copy.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
-#include "optimized/cuda/hopper/ptx/wgmma.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_steps.cuh"
 #include "optimized/cuda/matrix_state/fragments.cuh"
 
 namespace lethe::matrix_state {
@@ -34,6 +34,14 @@ __device__ __forceinline__ void issue_product(float (&sum)[32], const char* left
   for (int k = 0; k < 4; ++k)
     ptx::wgmma<kLeft, kRight>(Element{}, sum, ptx::advance<kStepBytes<kLeft>>(a, k),
                               ptx::advance<kStepBytes<kRight>>(b, k), accumulate || k > 0);
+}
+
+/// The same by fewer instructions, where all that a kernel's warps run should have room in the instruction cache.
+template <typename Element, ptx::Major kLeft, ptx::Major kRight>
+__device__ __forceinline__ void issue_short_product(float (&sum)[32], const char* left, const char* right,
+                                                    bool accumulate) {
+  ptx::wgmma_steps<kLeft, kRight, kStepBytes<kLeft> / 16, kStepBytes<kRight> / 16>(
+      Element{}, sum, ptx::operand_descriptor(left, kPanel), ptx::operand_descriptor(right, kPanel), accumulate);
 }
 
 /// The same where registers hold the left operand: sums packed in pairs, in their order.

@@ -21,7 +21,7 @@ struct DividedSumsShared {
                        kStage = 5 * kPanel;
   struct Small {
     DividedGates gates[kStages];
-    float parts[kWarps][kChunk], of_warps[kWarps][kChunk];  ///< of y
+    float largest[kWarps];  ///< of y
     struct Column {
       SplitVector values;
       float unit;
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(DividedSumsShared::kThreads, 2)
   for (int n = 0; n < count; ++n) {
     __syncthreads();  // all warps are done with the chunk before, whose stage is filled again
     copy(n + Shared::kStages - 1);
-    const auto unit = [&] {
-      return load_global(a.kept.units + head * a.kept.stride + order.chunk(index, n) * kWarps + warp);
+    const auto unit = [&](int i) {
+      return load_global(a.kept.units + head * a.kept.stride + order.chunk(index, n) * kWarps + i);
     };
     ptx::mbarrier_wait(&small.full[n % Shared::kStages], n / Shared::kStages & 1);
     const char* const stage = memory + n % Shared::kStages * Shared::kStage;
@@ -84,13 +84,14 @@ __global__ void __launch_bounds__(DividedSumsShared::kThreads, 2)
       float scores[32], grads[32], weights[32];
       const DividedTiles tiles{stage + Shared::kQuery, stage + Shared::kKey, stage + Shared::kValue,
                                stage + Shared::kGradValues, stage + Shared::kState};
-      QuerySums sums = multiply_pairs<Element>(scores, grads, tiles, gates, unit, place, [] {});
-      DividedPairs(gates, p.scale, place).weigh(scores, grads, weights, sums);
-      *reinterpret_cast<float2*>(&small.parts[warp][2 * lane]) = tile::sums_of_rows(sums.parts, lane);
+      const DividedPairs pairs(gates, place, DividedPairs::causal(place));
+      QueryShares of =
+          multiply_pairs<Element>(scores, grads, tiles, gates, unit, place, [&] { pairs.take_weights(weights); });
+      pairs.weigh(scores, grads, weights, of.sums);
+      const float y[2] = {-quad_sum(of.sums[0]), -quad_sum(of.sums[1])};
+      publish_queries<Element>(
+          small.column, y, small.largest, place, [] { __syncthreads(); }, [](auto&, int, int, float) {});
     }
-    __syncthreads();
-    const float2 y = join_queries(small.parts, small.of_warps[warp], lane);
-    if (warp == 0) prepare_queries<Element>(small.column, y, lane);
     __syncthreads();
     add_divided<Element>(state, last, stage + Shared::kQuery, stage + Shared::kGradValues, gates, small.column, place);
   }

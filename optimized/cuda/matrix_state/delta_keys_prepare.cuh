@@ -3,8 +3,8 @@
 //
 // Halving, as in vector_sweep.cuh: of i > j let 2n be the smallest aligned run of tokens that has both. The gates between them are those from j to the middle
 // of the run, times those from the middle to i: products of gates, of which none is divided by, so that 0 is 0 and 1 is 1. Within 16 tokens a lane's rows of a
-// left and of a right operand are the same, so that both are made in its registers. A lane has eight successive channels of 32: which channels
-// meet in which product is no matter.
+// left and of a right operand are the same, so that both are made in its registers, from the factors of delta_keys_factors.cuh. A lane has eight successive
+// channels of 32: which channels meet in which product is no matter.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_tokens.cuh"
@@ -72,7 +72,7 @@ struct DeltaKeyPreparation {
     char* const record = p.records + int64_t{1} * place * Record::kBytes;
     float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
 
-    const float* const gate = call.first_gate();
+    const float* gate = call.first_gate();
     call.prefetch_gates();
     // Of a token of each of the first two lanes of four: row g or g + 8.
     const int64_t beta_token = first + i0 + 8 * (t % 2);
@@ -80,7 +80,10 @@ struct DeltaKeyPreparation {
                                           min(beta_token, p.length - 1) * p.beta.token_stride + h * p.beta.head_stride),
                 beta = beta_token < p.length ? beta_inside : 0.0f;
     typename Block::Pairs near_pairs;
-    float key_unit[2], query_unit[2], gates[2][8];
+    float key_unit[2], query_unit[2];
+    DeltaKeyFactors::Logs gates;
+    const DeltaKeyFactors factors = call.factors();
+    factors.begin();
     {
       // The warps that had less to do wait for the others while this comes.
       typename Block::Rows keys, queries;
@@ -94,13 +97,12 @@ struct DeltaKeyPreparation {
     }
 #pragma unroll 1
     for (int s = 0; s < Block::kSteps; ++s) {
-      float next[2][8];
-      if (s + 1 < Block::kSteps) call.load_gates(next, gate, s + 1);
-      call.halve(gates, s, near_pairs);
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int c = 0; c < 8; ++c) gates[half][c] = next[half][c];
+      call.store_factors(factors, gates, s);
+      gate += 32;
+      if (s + 1 < Block::kSteps) call.load_gates(gates, gate, s + 1);
+      __syncwarp();
+      call.halve(factors, s, near_pairs);
+      __syncwarp();
     }
     near_pairs.select(g, t);
     if (t < 2) {
@@ -117,7 +119,7 @@ struct DeltaKeyPreparation {
     if (threadIdx.x % kComputing < kRows) {
       const int c = threadIdx.x % kComputing;
       reinterpret_cast<float*>(record + Record::kTotals)[c] =
-          exp2f(small.logs[0][c] + small.logs[1][c] + small.logs[2][c] + small.logs[3][c]);
+          small.totals[0][c] * small.totals[1][c] * small.totals[2][c] * small.totals[3][c];
     }
     call.store_rows(record);
     __syncwarp();  // where the first block's rows were is solved next

@@ -37,7 +37,7 @@ MUTANTS = generated(
     ("delta_back_sweep_decay", "DeltaBackSweep", "tokens.gates.total * unit * reciprocal_of_power(next)", swapped("tokens.gates.total * unit", "unit")),
     ("delta_gradient_pair", "ChunkGradients", "x[e + 1] *= m.y * unit;", swapped("m.y", "m.x")),
     ("delta_gate_one_share", "add_gate_shares", "to[at] += share[at]", swapped("+=", "=")),
-    ("delta_keys_last_block", "DeltaKeyPreparation", "small.logs[2][c] + small.logs[3][c]", swapped("+ small.logs[3][c]", "")),
+    ("delta_keys_last_block", "DeltaKeyPreparation", "small.totals[2][c] * small.totals[3][c]", swapped("* small.totals[3][c]", "")),
     ("delta_keys_sweep_sign", "DeltaKeySweep", "x[i][e] *= -factor * unit;", swapped("-factor", "factor")),
     ("delta_keys_reverse_sign", "DeltaKeyReverse", "x[i][e] *= -factor;", swapped("-factor", "factor")),
     ("delta_keys_sweep_decay", "DeltaKeyWarpgroupSweep", "this->decay(floats(Stage::kTotals));", dropped),

@@ -34,19 +34,19 @@ template <int kRowPanels, int kColumnPanels>
 struct VectorSidesShared {
   static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kPanel = 32;
   static constexpr int kTile = kSideTokens * kPanel * 2;
-  /// a and b, tokens by channels, then E ∘ a and D_C ∘ b; logarithms of gates, then gates, then d log f; three halvings' operands, channels by tokens, then two
-  /// and E ∘ a in float16.
+  /// a and b, tokens by channels, then E ∘ a and D_C ∘ b; logarithms of gates, then gates, then d log f; three halvings' operands, channels by tokens, then two.
   static constexpr int kRight = kPanels * kTile, kGates = 2 * kRight, kOperands = 2 * kGates,
                        kOperand = kPanels * kTile;
-  /// Of each side B and its diagonal; S and R, blocks of rows by columns, and the same blocks transposed; E_C; products of eights, then sums; what E ∘ a in float16 is divided by.
+  /// Of each side B and its diagonal; S and R, blocks of rows by columns; E_C; products of eights; what E ∘ a in float16 is divided by; of each warp what its gates have in common.
   static constexpr int kPairs = kOperands + 3 * kOperand, kDiagonal = kSideTokens * kSideTokens * 2,
                        kPairBytes = kDiagonal + kSideTokens * 4, kStates = kPairs + 2 * kPairBytes,
                        kColumns = kColumnPanels * kPanel, kState = kRowPanels * kPanel * kColumns * 2,
-                       kTransposed = kStates + 2 * kState, kTotals = kTransposed + 2 * kState,
-                       kProducts = kTotals + kPanels * kPanel * 4, kUnits = kProducts + kWarps * kSideBlocks * 128,
-                       kRest = kUnits + (kWarps * 4 + 15) / 16 * 16;
-  /// Of whole heads R in float, a block of 16 by 16 after the other.
-  static constexpr int kSums = kRest, kBytes = kRest, kWholeBytes = kSums + 2 * kState;
+                       kTotals = kStates + 2 * kState, kProducts = kTotals + kPanels * kPanel * 4,
+                       kUnits = kProducts + kWarps * kSideBlocks * 128, kTerms = kUnits + (kWarps * 4 + 15) / 16 * 16,
+                       kTermBytes = kSideBlocks * 64 + 32 * 8, kRest = kTerms + kWarps * kTermBytes;
+  /// Of whole heads R in float, a block of 16 by 16 after the other, and E ∘ a in float16, channels by tokens.
+  static constexpr int kSums = kRest, kBytes = kRest, kHalf = (kSums + 2 * kState + 127) / 128 * 128,
+                       kWholeBytes = kHalf + kOperand;
 };
 
 /// Byte offset of the gate of a token and one of a panel's channels: as gate_offset.
@@ -121,12 +121,25 @@ struct SideWarp {
     return shared + Shared::kProducts + (warp * kSideBlocks + m) * 128 + (lane / 4 + 8 * h) * 8;
   }
 
+  /// Where the lane has a and b of a block from the operands of halves of 16 and 8 tokens on, until the block's gradients are stored.
+  __device__ __forceinline__ uint32_t operands_at(int m) const { return channels_at(1 + m) + lane * 16; }
+
   __device__ __forceinline__ void load() const {
     load_side<Shared>(p.sides[side], place, p.length, shared, panel, half, lane);
   }
+  /// The panel's two warps meet; the side's.
+  __device__ __forceinline__ void meet_panel() const {
+    if (panel == 0) ptx::sync_threads<1, 64>();
+    else if (panel == 1) ptx::sync_threads<2, 64>();
+    else ptx::sync_threads<3, 64>();
+  }
+  __device__ __forceinline__ void meet_side() const {
+    if (side) ptx::sync_threads<5, 64 * kColumnPanels>();
+    else ptx::sync_threads<4, 64 * kRowPanels>();
+  }
 };
 
-/// S and R of a chunk, as the registers of blocks of 16 by 16 hold them, in shared memory for both sides: a column of such blocks after the other.
+/// S and R of a chunk, as the registers of blocks of 16 by 16 hold them, in shared memory: a column of such blocks after the other.
 template <int kRowPanels, int kColumnPanels>
 struct SideBlocks {
   using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;
@@ -139,8 +152,6 @@ struct SideBlocks {
   __device__ __forceinline__ static void store(uint32_t to, int lane, uint4 four) {
     const uint32_t packed[4] = {four.x, four.y, four.z, four.w};
     ptx::store_fragments(to + pair_piece(lane % 16, lane / 16), packed);
-    ptx::store_fragments_transposed(
-        to + (Shared::kTransposed - Shared::kStates) + pair_piece(lane % 8 + lane / 16 * 8, lane / 8 % 2), packed);
   }
 };
 
@@ -278,6 +289,14 @@ struct SideOperands {
                       __float_as_uint(t ? +totals[1] : +totals[0]));
   }
 
+  /// The last block's a and b to where the gradients read them, when no warp of the side reads the operand that was there; of the first one they stay in registers.
+  __device__ __forceinline__ void store_last() const {
+    constexpr int kLast = kSideBlocks - 1;
+    const uint32_t(&a)[4] = left[kLast], (&b)[4] = right[kLast];
+    ptx::store_words(at.operands_at(kLast), {a[0], a[1], a[2], a[3]});
+    ptx::store_words(at.operands_at(kLast) + 512, {b[0], b[1], b[2], b[3]});
+  }
+
   /// The operands of halves of 16 and 8 tokens; scale E ∘ a and D_C ∘ b, channels by tokens, in the places of a and b; of whole heads E ∘ a in float16 as well,
   /// divided by a unit.
   template <bool kWholeHeads>
@@ -322,7 +341,7 @@ struct SideOperands {
       ptx::store_fragments(to + Shared::kOperand, of_8);
       ptx::store_fragments(to - Shared::kOperands, to_begin_of_all);
       ptx::store_fragments(to + Shared::kRight - Shared::kOperands, to_end_of_all);
-      if constexpr (kWholeHeads) ptx::store_fragments(to + 2 * Shared::kOperand, in_half);
+      if constexpr (kWholeHeads) ptx::store_fragments(to + Shared::kHalf - Shared::kOperands, in_half);
     }
   }
 };

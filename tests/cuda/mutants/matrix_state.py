@@ -26,7 +26,7 @@ MUTANTS = generated(
     ("vector_pairs_next_token", "vector_pairs", "{b.x, a.y * run.f[j + 1]}", swapped("* run.f[j + 1]", "")),
     ("vector_states_runs", "vector_states", "others[h] *= gates.eight[h];", dropped),
     ("vector_gradient_next_chunk", "VectorRows::begin", "grad_factor[h] = kLog2e * gates[row_of(h)];", dropped),
-    ("vector_sides_blocks", "SideGradients", "shared_terms[m ^ 1][h] += to_sibling[h] * sibling[h];", dropped),
+    ("vector_sides_blocks", "SideGradients", "terms[h] + to_sibling[h] * sibling[h]", swapped("+ to_sibling[h] * sibling[h]", "")),
     ("vector_sides_whole_heads", "HeadGradient::step", "gates[e / 2] * gates[2 + 2 * n + e % 2]", swapped("gates[e / 2] *", "")),
     ("vector_side_states_unit", "SideStates::forward", "units[0] * units[2]", swapped("units[2]", "units[0]")),
     ("vector_side_states_decay", "SideStates::back", "now[i].gates[e / 2] * now[i].gates[2 + 2 * n + e % 2]", swapped("now[i].gates[e / 2] *", "")),

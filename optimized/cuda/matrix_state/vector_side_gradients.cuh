@@ -27,7 +27,8 @@ struct SideGradients {
     }
   }
 
-  __device__ __forceinline__ void run(const Operands& operands) const {
+  /// next: the chunk whose gates come meanwhile; −1: none
+  __device__ __forceinline__ void run(const Operands& operands, int next) const {
     const int lane = at.lane, g = lane / 4, t = lane % 4, other_side = 1 - at.side;
     // Of S and R the block of 16 by 16 of the warp's channels and the first of the other side's, and the bytes to the next one.
     const int own = at.place.row / 16 + at.half, step = (at.side ? 1 : 2 * kRowPanels) * 512;
@@ -147,6 +148,10 @@ struct SideGradients {
         float(&gradient)[2][4] = m ? dq : dk;
         block.add_product(gradient[0], sibling, left, right[0], right[1], no_unit);
         block.add_product(gradient[1], sibling, left, right[2], right[3], no_unit);
+      }
+      if (m == kSideBlocks - 1 && next >= 0) {
+        __syncwarp();
+        at.load_gates(next);
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
   SideWarp<kRowPanels, kColumnPanels> at(p, shared, kWholeHeads);
   const HeadGradient<kRowPanels, kColumnPanels> grad_state{p, at};
   if constexpr (kWholeHeads) grad_state.begin();
-  at.load();
-  ptx::copies_commit();
+  at.load_gates(at.place.chunk);
+  at.load_rows();
   wait_for_previous_kernel();
 #pragma unroll 1
   for (;;) {
@@ -156,12 +156,16 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
     if constexpr (kWholeHeads) asm volatile("" : "+r"(at.lane), "+r"(at.shared));
     StateCopies<kRowPanels, kColumnPanels, kWholeHeads> states{p, at};
     states.load();
-    ptx::copies_wait<0>();
-    at.meet_panel();
+    ptx::copies_wait<1>();
+    __syncwarp();
     SideOperands<kRowPanels, kColumnPanels> operands{p, at};
-    operands.within_eights();
+    EightGates run[2 * kSideBlocks];
+    operands.multiply(run);
+    ptx::copies_wait<0>();
     states.store();
     if constexpr (kWholeHeads) grad_state.leave();
+    at.meet_panel();
+    operands.within_eights(run);
     at.meet_side();
     const SidePairs<kRowPanels, kColumnPanels> pairs{p, at};
     pairs.within_eights();
@@ -172,13 +176,12 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
     at.meet_side();
     pairs.beyond_eights();
     __syncthreads();
-    SideGradients<kRowPanels, kColumnPanels>{p, at}.run(operands);
+    SideGradients<kRowPanels, kColumnPanels>{p, at}.run(operands, kWholeHeads ? at.place.chunk - 1 : -1);
     if constexpr (kWholeHeads) grad_state.step();
     if (!kWholeHeads || at.place.chunk == 0) break;
     --at.place.chunk;
     __syncthreads();
-    at.load();
-    ptx::copies_commit();
+    at.load_rows();
   }
   if constexpr (kWholeHeads) grad_state.end();
 }

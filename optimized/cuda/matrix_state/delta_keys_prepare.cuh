@@ -47,9 +47,21 @@ struct DeltaKeyPreparation {
     __threadfence();
     __syncthreads();
     let_next_kernel_start();  // it finds no number of an earlier call
-    int before = -1;
+    int before = -1, item = item_of(0, shared);
+    if (item < p.items) {
+      Place at(*this, item);
+      int room = warp;  // the block whose places the warp's rows come to
+      block_of(at).bring_rows(places_of(room));
 #pragma unroll 1
-    for (int turn = 0, item; (item = item_of(turn, shared)) < p.items; ++turn) before = prepare(item, before);
+      for (int turn = 1; item < p.items; ++turn) {
+        const int next_item = item_of(turn, shared);
+        const Place next(*this, next_item < p.items ? next_item : item);
+        before = prepare(at, room, next, next_item < p.items, before);
+        room = at.block;
+        at = next;
+        item = next_item;
+      }
+    }
     finish(before, warp == 0);
   }
   /// The group's tiles are read no more, and the record that it has stored, at `place`, is published by one warp; before its first one: −1, nothing.
@@ -58,16 +70,36 @@ struct DeltaKeyPreparation {
     if (publishes && lane == 0 && place >= 0) ptx::store_release(&p.prepared[place], 1);
   }
 
-  /// Returns the record's place; `before`: the place of that before it.
-  __device__ __forceinline__ int prepare(int item, int before) const {
-    const int heads = p.heads, chunk = static_cast<unsigned>(item) / static_cast<unsigned>(p.all_heads),
-              head = item - chunk * p.all_heads, place = place_of(head, chunk);
-    // Warps have their blocks in turn: the last block, which has most to do, is not always on the same scheduler.
-    const int block = __shfl_sync(kAllLanes, (warp + head + chunk) % kWarps, 0), g = lane / 4, t = lane % 4,
-              i0 = 16 * block + g;
-    const int batch = static_cast<unsigned>(head) / static_cast<unsigned>(heads);
-    const int64_t b = batch, h = head - batch * heads, first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
-    const Block call{p, memory, block, lane, b, h, first + 16 * block};
+  /// A warp's 16 tokens of a chunk.
+  struct Place {
+    int chunk, head, block;
+
+    __device__ __forceinline__ Place(const DeltaKeyPreparation& call, int item)
+        : chunk(static_cast<unsigned>(item) / static_cast<unsigned>(call.p.all_heads)),
+          head(item - chunk * call.p.all_heads),
+          // Warps have their blocks in turn: the last block, which has most to do, is not always on the same scheduler.
+          block(__shfl_sync(kAllLanes, (call.warp + head + chunk) % kWarps, 0)) {}
+  };
+  /// Its block; and one for the places in shared memory alone.
+  __device__ __forceinline__ Block block_of(const Place& at) const {
+    const int batch = static_cast<unsigned>(at.head) / static_cast<unsigned>(p.heads);
+    return {p,
+            memory,
+            at.block,
+            lane,
+            batch,
+            at.head - batch * p.heads,
+            (p.first_chunk + static_cast<int64_t>(at.chunk)) * kChunk + 16 * at.block};
+  }
+  __device__ __forceinline__ Block places_of(int block) const { return {p, memory, block, lane, 0, 0, 0}; }
+
+  /// Returns the record's place.
+  ///
+  /// reads  room: the block to whose places the rows come; next: the rows that are brought meanwhile, if `more`; before: the place of the record before it
+  __device__ __forceinline__ int prepare(const Place& at, int room, const Place& next, bool more, int before) const {
+    const Block call = block_of(at);
+    const int block = at.block, place = place_of(at.head, at.chunk), g = lane / 4, t = lane % 4, i0 = 16 * block + g;
+    const int64_t b = call.b, h = call.h, first = call.first - 16 * block;
     auto& small = call.small();
     char* const record = p.records + int64_t{1} * place * Record::kBytes;
     float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
@@ -83,15 +115,17 @@ struct DeltaKeyPreparation {
     float key_unit[2], query_unit[2];
     DeltaKeyFactors::Logs gates;
     const DeltaKeyFactors factors = call.factors();
-    factors.begin();
     {
-      // The warps that had less to do wait for the others while this comes.
       typename Block::Rows keys, queries;
-      call.load_rows(keys, p.key);
-      call.load_rows(queries, p.query);
       call.load_gates(gates, gate, 0);
+      ptx::copies_wait<0>();
+      const Block from = places_of(room);
+      from.load_rows(keys, 1);
+      from.load_rows(queries, 0);
       // The first block's warp, which has least to do, waits until what all have stored is seen.
       if constexpr (kGroups > 1) finish(before, block == 0);
+      else __syncwarp();  // where rows were is written next
+      factors.begin();
       call.divide(keys, Memory::kReadKey, key_unit);
       call.divide(queries, 0, query_unit);
     }
@@ -126,6 +160,7 @@ struct DeltaKeyPreparation {
     Sums sums = {}, pairs = {};
     call.multiply_earlier(sums, pairs);
     __syncwarp();  // and where the others' were, which are read until here
+    if (more) block_of(next).bring_rows(call);
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       if (c / 2 != block) continue;
@@ -173,7 +208,9 @@ __global__ void __launch_bounds__(kGroups* kComputing, 3 / kGroups)
                                                           warp % kWarps, static_cast<int>(threadIdx.x % 32)};
   if constexpr (kGroups > 1) return call.run();
   let_next_kernel_start();
-  call.prepare(static_cast<int>(blockIdx.x), -1);
+  const typename DeltaKeyPreparation<Element, kRows, kGroups>::Place at(call, static_cast<int>(blockIdx.x));
+  call.block_of(at).bring_rows(call.block_of(at));
+  call.prepare(at, at.block, at, false, -1);
   // The kernel before reads another window, so that only the end of this one must be after its own: one CTA is enough, and no other is kept.
   if (blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();
 }

@@ -5,6 +5,7 @@
 
 #include "optimized/cuda/matrix_state/delta_keys_factors.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
+#include "optimized/cuda/ptx/copy_async.cuh"
 #include "optimized/cuda/ptx/prefetch.cuh"
 
 namespace lethe::matrix_state {
@@ -45,15 +46,6 @@ struct DeltaKeyBlock {
   __device__ __forceinline__ Small& small() const { return *reinterpret_cast<Small*>(memory + Memory::kSmall); }
   __device__ __forceinline__ uint32_t tile(int offset) const { return ptx::shared_address(memory) + offset; }
 
-  /// A row's eight elements of step s, zeros outside.
-  __device__ __forceinline__ uint4 load_row(const Operand& from, int half, int s) const {
-    const int64_t token = first + lane / 4 + 8 * half;
-    const int channel = 32 * s + 8 * (lane % 4);
-    if (token >= p.length || channel >= p.rows) return {0, 0, 0, 0};
-    return *reinterpret_cast<const uint4*>(
-        static_cast<const char*>(from.data) +
-        (b * from.batch_stride + token * from.token_stride + h * from.head_stride + channel) * 2);
-  }
   /// Begins to bring the gates of the warp's tokens.
   __device__ __forceinline__ void prefetch_gates() const {
 #pragma unroll
@@ -85,13 +77,43 @@ struct DeltaKeyBlock {
     return tile(offset) + tile_piece(16 * block + lane / 4 + 8 * half, 4 * s + lane % 4);
   }
 
+  /// Where a lane's part of row g or g + 8 of the query (0) or key (1) comes, before its chunk is begun: of a chunk's block what its warp needs until then for
+  /// nothing else, its factors and the second half of its own rows of the query.
+  __device__ __forceinline__ uint32_t coming_at(int operand, int half, int s) const {
+    constexpr int kPiece = 32 * 16, kPieces = DeltaKeyFactors::kBytes / kPiece;
+    const int i = (2 * operand + half) * kSteps + s;
+    return (i < kPieces ? tile(Memory::kFactors) + block * DeltaKeyFactors::kBytes + i * kPiece
+                        : tile(kPanel) + block * 2048 + (i - kPieces) * kPiece) +
+           lane * 16;
+  }
+  /// Begins to bring the warp's rows to where `at` has room for them, zeros outside.
+  __device__ __forceinline__ void bring_rows(const DeltaKeyBlock& at) const {
+    const int channel = lane % 4 * 8;
+#pragma unroll
+    for (int operand = 0; operand < 2; ++operand)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Operand& from = operand ? p.key : p.query;
+        const int64_t token = first + lane / 4 + 8 * half;
+        const char* const row =
+            static_cast<const char*>(from.data) +
+            (b * from.batch_stride + min(token, p.length - 1) * from.token_stride + h * from.head_stride) * 2;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          const bool inside = token < p.length && 32 * s + channel < p.rows;
+          ptx::copy_chunk(at.coming_at(operand, half, s), inside ? row + (32 * s + channel) * 2 : row, inside);
+        }
+      }
+    ptx::copies_commit();
+  }
+
   /// A lane's part of two rows.
   using Rows = uint4[2][kSteps];
-  __device__ __forceinline__ void load_rows(Rows& rows, const Operand& from) const {
+  __device__ __forceinline__ void load_rows(Rows& rows, int operand) const {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) rows[half][s] = load_row(from, half, s);
+      for (int half = 0; half < 2; ++half) rows[half][s] = ptx::load_words(coming_at(operand, half, s));
   }
   /// The rows divided by their units, to a tile.
   __device__ __forceinline__ void divide(const Rows& rows, int offset, float (&unit)[2]) const {

@@ -143,7 +143,7 @@ struct DeltaKeyPreparation {
       const int row = i0 + 8 * t;
       const float unit = t ? key_unit[1] : key_unit[0];
       small.key_unit[row] = unit;
-      small.strength[row] = beta * unit;
+      small.factor[row] = -(beta * unit) * unit;
       key_units[row] = unit * (1.0f / kRowScale);
       reinterpret_cast<float*>(record + Record::kQueryUnits)[row] =
           (t ? query_unit[1] : query_unit[0]) * (p.scale / kRowScale);
@@ -189,8 +189,8 @@ struct DeltaKeyPreparation {
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[c][e] *= kUnscale;
     solve_rows(sums, call.tile(Memory::kSolution),
-               reinterpret_cast<float*>(memory + Memory::kScratch + block * Memory::kScratchStride), small.strength,
-               small.key_unit, block, lane, 3 * group);
+               reinterpret_cast<float*>(memory + Memory::kScratch + block * Memory::kScratchStride),
+               NegativeFactors{small.factor}, block, lane, 3 * group);
     const float row[2] = {-key_unit[0], -key_unit[1]};
     call.store_triangle(sums, row, small.key_unit, record + Record::kInverse);
     return place;

@@ -13,9 +13,9 @@ namespace lethe::matrix_state {
 template <int kRows>
 struct DeltaKeyMemory {
   struct Small {
-    float totals[kWarps][kRows];              ///< of 16 tokens' gates: the product
-    uint32_t rounded[kWarps - 2][kRows / 2];  ///< that of the second and third 16 tokens in float16
-    alignas(16) float key_unit[kChunk], strength[kChunk];
+    float totals[kWarps][kRows];                         ///< of 16 tokens' gates: the product
+    uint32_t rounded[kWarps - 2][kRows / 2];             ///< that of the second and third 16 tokens in float16
+    alignas(16) float key_unit[kChunk], factor[kChunk];  ///< factor: −β times the key's unit twice
   };
   /// A warp's own rows of the query lie where its blocks of the solution come, and of the read keys where it solves its block: both are read no more
   /// by then, and other warps have never read them.

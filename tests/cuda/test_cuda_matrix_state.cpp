@@ -24,7 +24,7 @@ namespace {
 using testing::DeviceArray;
 using Gate = MatrixStateForm::Gate;
 
-constexpr int64_t kBatch = 2, kHeads = 2, kAll = kBatch * kHeads;
+constexpr int64_t kHeads = 2;
 
 struct Call {
   const char *name, *family;
@@ -33,10 +33,13 @@ struct Call {
   Dtype dtype = Dtype::kBFloat16;
   int64_t length = 130;  // two chunks of 64 tokens and two tokens of a third
   bool states = true;    // an initial state, a gradient of the last one; without them zeros
+  int64_t batch = 2;
+
+  int64_t all_heads() const { return batch * kHeads; }
 };
 void PrintTo(const Call& call, std::ostream* out) { *out << call.name; }
 Shape shape_of(const Call& call) {
-  return {.batch = kBatch,
+  return {.batch = call.batch,
           .query_length = call.length,
           .key_length = call.length,
           .heads = kHeads,
@@ -74,6 +77,9 @@ const Call kCalls[] = {
     {"key_float16_64x64", kVectors, kKey, 64, 64, Dtype::kFloat16},
     {"key_and_value_32x64", kVectors, kBoth, 32, 64},
     {"key_and_value_64x64", kVectors, kBoth, 64, 64},
+    // two heads for each multiprocessor of an H200: a CTA a head of two chunks and, with one panel of rows and columns, of one
+    {"key_and_value_of_whole_heads_32x64", kVectors, kBoth, 32, 64, Dtype::kBFloat16, 33, true, 132},
+    {"key_and_value_of_whole_heads_40x24", kVectors, kBoth, 40, 24, Dtype::kBFloat16, 17, true, 132},
     {"delta_64x64", kDeltas, kDelta, 64, 64},
     {"delta_128x128", kDeltas, kDelta, 128, 128},
     {"delta_token_64x64", kDeltas, kTokenDelta, 64, 64},
@@ -120,13 +126,13 @@ struct Inputs {
   Numbers query, key, value, key_gate, value_gate, beta, state, grad_values, grad_state;
 
   explicit Inputs(const Call& call) {
-    const int64_t tokens = kAll * call.length, columns = call.columns + call.form.normalize;
+    const int64_t tokens = call.all_heads() * call.length, columns = call.columns + call.form.normalize;
     query = normal(tokens * call.rows, 1);
     key = normal(tokens * call.rows, 2);
     value = normal(tokens * call.columns, 3);
     grad_values = normal(tokens * call.columns, 4);
-    state = normal(kAll * call.rows * columns, 5);
-    grad_state = normal(kAll * call.rows * columns, 6);
+    state = normal(call.all_heads() * call.rows * columns, 5);
+    grad_state = normal(call.all_heads() * call.rows * columns, 6);
     if (call.form.key_gate != Gate::kNone)
       key_gate = log_gates(tokens * (call.form.key_gate == Gate::kKey ? call.rows : 1), 7);
     if (call.form.value_gate) value_gate = log_gates(tokens * call.columns, 8);
@@ -176,7 +182,7 @@ void append(Results& results, const char* name, const Matrix<double>& found) {
 
 Results expected_of(const Call& call, const Inputs& in) {
   Results results;
-  for (int64_t h = 0; h < kAll; ++h) {
+  for (int64_t h = 0; h < call.all_heads(); ++h) {
     const bool per_row = call.form.key_gate == Gate::kKey;
     Head head{.query = of_tokens(in.query, call, h, call.rows),
               .key = of_tokens(in.key, call, h, call.rows),
@@ -245,8 +251,9 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
       grad_key(in.key.size()), grad_value(in.value.size());
   const DeviceArray<float> key_gate(uploaded(in.key_gate)), value_gate(uploaded(in.value_gate)),
       beta(uploaded(in.beta)), state(uploaded(in.state)), grad_state(uploaded(in.grad_state)),
-      last_state(kAll * call.rows * (call.columns + call.form.normalize)), grad_key_gate(in.key_gate.size()),
-      grad_value_gate(in.value_gate.size()), grad_beta(in.beta.size()), grad_initial_state(in.state.size());
+      last_state(call.all_heads() * call.rows * (call.columns + call.form.normalize)),
+      grad_key_gate(in.key_gate.size()), grad_value_gate(in.value_gate.size()), grad_beta(in.beta.size()),
+      grad_initial_state(in.state.size());
   const auto operand = [&](const void* data, int64_t columns) {
     return Operand{data, call.length * kHeads * columns, kHeads * columns, columns};
   };
@@ -314,7 +321,7 @@ std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& 
 // The same by head; a normaliser is the last column of a state.
 Results of_heads(const Call& call, const std::map<std::string, Numbers>& found) {
   Results results;
-  for (int64_t h = 0; h < kAll; ++h) {
+  for (int64_t h = 0; h < call.all_heads(); ++h) {
     const auto tokens = [&](const char* name, int64_t columns) {
       append(results, name, of_tokens(found.at(name), call, h, columns));
     };
@@ -380,10 +387,10 @@ TEST_P(MatrixState, EqualsTheReferenceWithTheSameBitsTwice) {
 
   // A backward that reads the states that its forward left.
   const Shape shape = shape_of(call);
-  const int64_t kept =
-      compute_capability(0) != 90
-          ? 0
-          : kAll * kept_state_bytes<int64_t>(shape.key_length, shape.key_dim, shape.value_dim, call.form, call.dtype);
+  const int64_t kept = compute_capability(0) != 90
+                           ? 0
+                           : call.all_heads() * kept_state_bytes<int64_t>(shape.key_length, shape.key_dim,
+                                                                          shape.value_dim, call.form, call.dtype);
   const bool leaves = std::string(call.name).find("in_segments") != std::string::npos ||
                       (call.family == std::string(kDeltas) && call.length > 64);
   EXPECT_EQ(kept > 0, compute_capability(0) == 90 && leaves);

@@ -3,8 +3,8 @@
 //
 // Halving, as in vector_sweep.cuh: of i > j let 2n be the smallest aligned run of tokens that has both. The gates between them are those from j to the middle
 // of the run, times those from the middle to i: products of gates, of which none is divided by, so that 0 is 0 and 1 is 1. Within 16 tokens a lane's rows of a
-// left and of a right operand are the same, so that both are made in its registers. A lane has eight successive channels of 32: which channels
-// meet in which product is no matter.
+// left and of a right operand are the same, so that both are made in its registers, from the factors of delta_keys_factors.cuh. A lane has eight successive
+// channels of 32: which channels meet in which product is no matter.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_tokens.cuh"
@@ -47,9 +47,21 @@ struct DeltaKeyPreparation {
     __threadfence();
     __syncthreads();
     let_next_kernel_start();  // it finds no number of an earlier call
-    int before = -1;
+    int before = -1, item = item_of(0, shared);
+    if (item < p.items) {
+      Place at(*this, item);
+      int room = warp;  // the block whose places the warp's rows come to
+      block_of(at).bring_rows(places_of(room));
 #pragma unroll 1
-    for (int turn = 0, item; (item = item_of(turn, shared)) < p.items; ++turn) before = prepare(item, before);
+      for (int turn = 1; item < p.items; ++turn) {
+        const int next_item = item_of(turn, shared);
+        const Place next(*this, next_item < p.items ? next_item : item);
+        before = prepare(at, room, next, next_item < p.items, before);
+        room = at.block;
+        at = next;
+        item = next_item;
+      }
+    }
     finish(before, warp == 0);
   }
   /// The group's tiles are read no more, and the record that it has stored, at `place`, is published by one warp; before its first one: −1, nothing.
@@ -58,21 +70,41 @@ struct DeltaKeyPreparation {
     if (publishes && lane == 0 && place >= 0) ptx::store_release(&p.prepared[place], 1);
   }
 
-  /// Returns the record's place; `before`: the place of that before it.
-  __device__ __forceinline__ int prepare(int item, int before) const {
-    const int heads = p.heads, chunk = static_cast<unsigned>(item) / static_cast<unsigned>(p.all_heads),
-              head = item - chunk * p.all_heads, place = place_of(head, chunk);
-    // Warps have their blocks in turn: the last block, which has most to do, is not always on the same scheduler.
-    const int block = __shfl_sync(kAllLanes, (warp + head + chunk) % kWarps, 0), g = lane / 4, t = lane % 4,
-              i0 = 16 * block + g;
-    const int batch = static_cast<unsigned>(head) / static_cast<unsigned>(heads);
-    const int64_t b = batch, h = head - batch * heads, first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
-    const Block call{p, memory, block, lane, b, h, first + 16 * block};
+  /// A warp's 16 tokens of a chunk.
+  struct Place {
+    int chunk, head, block;
+
+    __device__ __forceinline__ Place(const DeltaKeyPreparation& call, int item)
+        : chunk(static_cast<unsigned>(item) / static_cast<unsigned>(call.p.all_heads)),
+          head(item - chunk * call.p.all_heads),
+          // Warps have their blocks in turn: the last block, which has most to do, is not always on the same scheduler.
+          block(__shfl_sync(kAllLanes, (call.warp + head + chunk) % kWarps, 0)) {}
+  };
+  /// Its block; and one for the places in shared memory alone.
+  __device__ __forceinline__ Block block_of(const Place& at) const {
+    const int batch = static_cast<unsigned>(at.head) / static_cast<unsigned>(p.heads);
+    return {p,
+            memory,
+            at.block,
+            lane,
+            batch,
+            at.head - batch * p.heads,
+            (p.first_chunk + static_cast<int64_t>(at.chunk)) * kChunk + 16 * at.block};
+  }
+  __device__ __forceinline__ Block places_of(int block) const { return {p, memory, block, lane, 0, 0, 0}; }
+
+  /// Returns the record's place.
+  ///
+  /// reads  room: the block to whose places the rows come; next: the rows that are brought meanwhile, if `more`; before: the place of the record before it
+  __device__ __forceinline__ int prepare(const Place& at, int room, const Place& next, bool more, int before) const {
+    const Block call = block_of(at);
+    const int block = at.block, place = place_of(at.head, at.chunk), g = lane / 4, t = lane % 4, i0 = 16 * block + g;
+    const int64_t b = call.b, h = call.h, first = call.first - 16 * block;
     auto& small = call.small();
     char* const record = p.records + int64_t{1} * place * Record::kBytes;
     float* const key_units = reinterpret_cast<float*>(record + Record::kKeyUnits);
 
-    const float* const gate = call.first_gate();
+    const float* gate = call.first_gate();
     call.prefetch_gates();
     // Of a token of each of the first two lanes of four: row g or g + 8.
     const int64_t beta_token = first + i0 + 8 * (t % 2);
@@ -80,34 +112,38 @@ struct DeltaKeyPreparation {
                                           min(beta_token, p.length - 1) * p.beta.token_stride + h * p.beta.head_stride),
                 beta = beta_token < p.length ? beta_inside : 0.0f;
     typename Block::Pairs near_pairs;
-    float key_unit[2], query_unit[2], gates[2][8];
+    float key_unit[2], query_unit[2];
+    DeltaKeyFactors::Logs gates;
+    const DeltaKeyFactors factors = call.factors();
     {
-      // The warps that had less to do wait for the others while this comes.
       typename Block::Rows keys, queries;
-      call.load_rows(keys, p.key);
-      call.load_rows(queries, p.query);
       call.load_gates(gates, gate, 0);
+      ptx::copies_wait<0>();
+      const Block from = places_of(room);
+      from.load_rows(keys, 1);
+      from.load_rows(queries, 0);
       // The first block's warp, which has least to do, waits until what all have stored is seen.
       if constexpr (kGroups > 1) finish(before, block == 0);
+      else __syncwarp();  // where rows were is written next
+      factors.begin();
       call.divide(keys, Memory::kReadKey, key_unit);
       call.divide(queries, 0, query_unit);
     }
 #pragma unroll 1
     for (int s = 0; s < Block::kSteps; ++s) {
-      float next[2][8];
-      if (s + 1 < Block::kSteps) call.load_gates(next, gate, s + 1);
-      call.halve(gates, s, near_pairs);
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int c = 0; c < 8; ++c) gates[half][c] = next[half][c];
+      call.store_factors(factors, gates, s);
+      gate += 32;
+      if (s + 1 < Block::kSteps) call.load_gates(gates, gate, s + 1);
+      __syncwarp();
+      call.halve(factors, s, near_pairs);
+      __syncwarp();
     }
     near_pairs.select(g, t);
     if (t < 2) {
       const int row = i0 + 8 * t;
       const float unit = t ? key_unit[1] : key_unit[0];
       small.key_unit[row] = unit;
-      small.strength[row] = beta * unit;
+      small.factor[row] = -(beta * unit) * unit;
       key_units[row] = unit * (1.0f / kRowScale);
       reinterpret_cast<float*>(record + Record::kQueryUnits)[row] =
           (t ? query_unit[1] : query_unit[0]) * (p.scale / kRowScale);
@@ -117,13 +153,14 @@ struct DeltaKeyPreparation {
     if (threadIdx.x % kComputing < kRows) {
       const int c = threadIdx.x % kComputing;
       reinterpret_cast<float*>(record + Record::kTotals)[c] =
-          exp2f(small.logs[0][c] + small.logs[1][c] + small.logs[2][c] + small.logs[3][c]);
+          small.totals[0][c] * small.totals[1][c] * small.totals[2][c] * small.totals[3][c];
     }
     call.store_rows(record);
     __syncwarp();  // where the first block's rows were is solved next
     Sums sums = {}, pairs = {};
     call.multiply_earlier(sums, pairs);
     __syncwarp();  // and where the others' were, which are read until here
+    if (more) block_of(next).bring_rows(call);
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       if (c / 2 != block) continue;
@@ -152,8 +189,8 @@ struct DeltaKeyPreparation {
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[c][e] *= kUnscale;
     solve_rows(sums, call.tile(Memory::kSolution),
-               reinterpret_cast<float*>(memory + Memory::kScratch + block * Memory::kScratchStride), small.strength,
-               small.key_unit, block, lane, 3 * group);
+               reinterpret_cast<float*>(memory + Memory::kScratch + block * Memory::kScratchStride),
+               NegativeFactors{small.factor}, block, lane, 3 * group);
     const float row[2] = {-key_unit[0], -key_unit[1]};
     call.store_triangle(sums, row, small.key_unit, record + Record::kInverse);
     return place;
@@ -171,7 +208,9 @@ __global__ void __launch_bounds__(kGroups* kComputing, 3 / kGroups)
                                                           warp % kWarps, static_cast<int>(threadIdx.x % 32)};
   if constexpr (kGroups > 1) return call.run();
   let_next_kernel_start();
-  call.prepare(static_cast<int>(blockIdx.x), -1);
+  const typename DeltaKeyPreparation<Element, kRows, kGroups>::Place at(call, static_cast<int>(blockIdx.x));
+  call.block_of(at).bring_rows(call.block_of(at));
+  call.prepare(at, at.block, at, false, -1);
   // The kernel before reads another window, so that only the end of this one must be after its own: one CTA is enough, and no other is kept.
   if (blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();
 }

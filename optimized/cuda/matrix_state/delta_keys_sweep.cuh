@@ -323,14 +323,18 @@ struct DeltaKeySweep {
     // Bytes of the first of two words, in odd lanes of the second one. By a condition instead, the compiler makes two loops of this one, one of them of the
     // odd lanes: there a warp would wait for itself.
     const uint32_t own = 0x3210u + t % 2 * 0x4444u;
+    // All exchanges before the stores, whose branches would make each wait for the one before it.
+    uint2 words[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const uint32_t near = ptx::transposed(packed[i][0]), far = ptx::transposed(packed[i][1]),
                      kept = __byte_perm(near, far, own),
                      other = __shfl_xor_sync(kAllLanes, __byte_perm(far, near, own), 1);
-      if (8 * i + g < tokens)
-        *reinterpret_cast<uint2*>(rows + i * step) = {__byte_perm(kept, other, own), __byte_perm(other, kept, own)};
+      words[i] = {__byte_perm(kept, other, own), __byte_perm(other, kept, own)};
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (8 * i + g < tokens) *reinterpret_cast<uint2*>(rows + i * step) = words[i];
   }
 };
 

@@ -2,9 +2,10 @@
 // A warp's 16 tokens of a chunk that delta_keys_prepare.cuh prepares.
 
 #include <cstring>
-#include <numbers>
 
+#include "optimized/cuda/matrix_state/delta_keys_factors.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_parts.cuh"
+#include "optimized/cuda/ptx/copy_async.cuh"
 #include "optimized/cuda/ptx/prefetch.cuh"
 
 namespace lethe::matrix_state {
@@ -12,15 +13,18 @@ namespace lethe::matrix_state {
 template <int kRows>
 struct DeltaKeyMemory {
   struct Small {
-    float logs[kWarps][kRows], totals[kWarps][kRows];  ///< of 16 tokens' gates: log₂ of the product, and the product
-    alignas(16) float key_unit[kChunk], strength[kChunk];
+    float totals[kWarps][kRows];                         ///< of 16 tokens' gates: the product
+    uint32_t rounded[kWarps - 2][kRows / 2];             ///< that of the second and third 16 tokens in float16
+    alignas(16) float key_unit[kChunk], factor[kChunk];  ///< factor: −β times the key's unit twice
   };
   /// A warp's own rows of the query lie where its blocks of the solution come, and of the read keys where it solves its block: both are read no more
   /// by then, and other warps have never read them.
   static constexpr int kTile = kRows / 64 * kPanel, kReadKey = kTile, kWriteKey = 2 * kTile, kSolution = 0,
-                       kScratch = kReadKey, kScratchStride = kPanel / kWarps, kSmall = 3 * kTile,
+                       kScratch = kReadKey, kScratchStride = kPanel / kWarps, kFactors = 3 * kTile,
+                       kSmall = kFactors + kWarps * DeltaKeyFactors::kBytes,
                        kBytes = kSmall + static_cast<int>(sizeof(Small)),
                        kStride = (kBytes + 1023) / 1024 * 1024;  ///< of several chunks'
+  static_assert(3 * kStride <= 227 * 1024);
 };
 
 /// Which pairs (row g or g + 8, column c of the same eight) a halving of n tokens is right for: those whose halving it is. 0: none.
@@ -42,15 +46,6 @@ struct DeltaKeyBlock {
   __device__ __forceinline__ Small& small() const { return *reinterpret_cast<Small*>(memory + Memory::kSmall); }
   __device__ __forceinline__ uint32_t tile(int offset) const { return ptx::shared_address(memory) + offset; }
 
-  /// A row's eight elements of step s, zeros outside.
-  __device__ __forceinline__ uint4 load_row(const Operand& from, int half, int s) const {
-    const int64_t token = first + lane / 4 + 8 * half;
-    const int channel = 32 * s + 8 * (lane % 4);
-    if (token >= p.length || channel >= p.rows) return {0, 0, 0, 0};
-    return *reinterpret_cast<const uint4*>(
-        static_cast<const char*>(from.data) +
-        (b * from.batch_stride + token * from.token_stride + h * from.head_stride + channel) * 2);
-  }
   /// Begins to bring the gates of the warp's tokens.
   __device__ __forceinline__ void prefetch_gates() const {
 #pragma unroll
@@ -60,37 +55,65 @@ struct DeltaKeyBlock {
                     h * p.gate.head_stride + min(i % kSteps * 32, p.rows - 1));
     }
   }
-  /// The lane's first gate of row g. Computed once a chunk: its address in 64 bits takes more instructions than what it loads.
+  __device__ __forceinline__ DeltaKeyFactors factors() const {
+    return DeltaKeyFactors(tile(Memory::kFactors) + block * DeltaKeyFactors::kBytes, lane);
+  }
+  /// The lane's first gate. Computed once a chunk: its address in 64 bits takes more instructions than what it loads.
   __device__ __forceinline__ const float* first_gate() const {
     return static_cast<const float*>(p.gate.data) +
-           (b * p.gate.batch_stride + (first + lane / 4) * p.gate.token_stride + h * p.gate.head_stride +
-            8 * (lane % 4));
+           (b * p.gate.batch_stride + (first + lane / 16 * 8) * p.gate.token_stride + h * p.gate.head_stride +
+            lane % 16 * 2);
   }
-  __device__ __forceinline__ void load_gates(float (&to)[2][8], const float* gate, int s) const {
+  /// Of step s, whose first one is at `from`.
+  __device__ __forceinline__ void load_gates(DeltaKeyFactors::Logs& to, const float* from, int s) const {
+    const int channel = 32 * s + lane % 16 * 2,
+              inside = channel < p.rows ? static_cast<int>(min(p.length - first, int64_t{16})) - lane / 16 * 8 : 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool inside = first + lane / 4 + 8 * half < p.length && 32 * s + 8 * (lane % 4) < p.rows;
-      const float* from = gate + 32 * s + half * (8 * p.gate.token_stride);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float4 four = inside ? load_global4(from + 4 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
-        to[half][4 * i] = four.x, to[half][4 * i + 1] = four.y, to[half][4 * i + 2] = four.z,
-                     to[half][4 * i + 3] = four.w;
-      }
-    }
+    for (int i = 0; i < 8; ++i, from += p.gate.token_stride)
+      to[i] = i < inside ? load_global2(from) : float2{0.0f, 0.0f};
   }
 
   __device__ __forceinline__ uint32_t own_row(int offset, int half, int s) const {
     return tile(offset) + tile_piece(16 * block + lane / 4 + 8 * half, 4 * s + lane % 4);
   }
 
+  /// Where a lane's part of row g or g + 8 of the query (0) or key (1) comes, before its chunk is begun: of a chunk's block what its warp needs until then for
+  /// nothing else, its factors and the second half of its own rows of the query.
+  __device__ __forceinline__ uint32_t coming_at(int operand, int half, int s) const {
+    constexpr int kPiece = 32 * 16, kPieces = DeltaKeyFactors::kBytes / kPiece;
+    const int i = (2 * operand + half) * kSteps + s;
+    return (i < kPieces ? tile(Memory::kFactors) + block * DeltaKeyFactors::kBytes + i * kPiece
+                        : tile(kPanel) + block * 2048 + (i - kPieces) * kPiece) +
+           lane * 16;
+  }
+  /// Begins to bring the warp's rows to where `at` has room for them, zeros outside.
+  __device__ __forceinline__ void bring_rows(const DeltaKeyBlock& at) const {
+    const int channel = lane % 4 * 8;
+#pragma unroll
+    for (int operand = 0; operand < 2; ++operand)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Operand& from = operand ? p.key : p.query;
+        const int64_t token = first + lane / 4 + 8 * half;
+        const char* const row =
+            static_cast<const char*>(from.data) +
+            (b * from.batch_stride + min(token, p.length - 1) * from.token_stride + h * from.head_stride) * 2;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          const bool inside = token < p.length && 32 * s + channel < p.rows;
+          ptx::copy_chunk(at.coming_at(operand, half, s), inside ? row + (32 * s + channel) * 2 : row, inside);
+        }
+      }
+    ptx::copies_commit();
+  }
+
   /// A lane's part of two rows.
   using Rows = uint4[2][kSteps];
-  __device__ __forceinline__ void load_rows(Rows& rows, const Operand& from) const {
+  __device__ __forceinline__ void load_rows(Rows& rows, int operand) const {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) rows[half][s] = load_row(from, half, s);
+      for (int half = 0; half < 2; ++half) rows[half][s] = ptx::load_words(coming_at(operand, half, s));
   }
   /// The rows divided by their units, to a tile.
   __device__ __forceinline__ void divide(const Rows& rows, int offset, float (&unit)[2]) const {
@@ -106,8 +129,18 @@ struct DeltaKeyBlock {
       unit[half] = row_unit(quad_max(fmaxf(largest.x, largest.y)));
       const float factor = reciprocal_of_power(unit[half]) * kRowScale;
       const auto divided = [&](uint32_t word) {
-        const float2 two = unpack<Element>(word);
-        return pack<__half>(two.x * factor, two.y * factor);
+        if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+          // Exact, by a power of two: one instruction for two.
+          __nv_bfloat162 pair;
+          memcpy(&pair, &word, 4);
+          pair = __hmul2(pair, __float2bfloat162_rn(factor));
+          memcpy(&word, &pair, 4);
+          const float2 two = unpack<Element>(word);
+          return pack<__half>(two.x, two.y);
+        } else {
+          const float2 two = unpack<Element>(word);
+          return pack<__half>(two.x * factor, two.y * factor);
+        }
       };
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -135,26 +168,24 @@ struct DeltaKeyBlock {
     }
   };
 
-  /// Eight channels' factors as float16, and a row's channels times them: of what they make small, 2^-25 of the largest number is lost.
-  __device__ __forceinline__ static void pack_factors(uint32_t (&to)[4], const float (&factor)[8]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = pack<__half>(factor[2 * i], factor[2 * i + 1]);
+  /// Eight channels' factors as float16, and channels times them: of what they make small, 2^-25 of the largest number is lost.
+  __device__ __forceinline__ static uint4 pack_factors(const float (&factor)[8]) {
+    return {pack<__half>(factor[0], factor[1]), pack<__half>(factor[2], factor[3]), pack<__half>(factor[4], factor[5]),
+            pack<__half>(factor[6], factor[7])};
   }
-  __device__ __forceinline__ static uint4 product(const uint4& row, const uint32_t (&factor)[4]) {
-    const uint32_t words[4] = {row.x, row.y, row.z, row.w};
-    uint32_t to[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const __half2 product = __hmul2(halves(words[i]), halves(factor[i]));
-      memcpy(&to[i], &product, 4);
-    }
-    return {to[0], to[1], to[2], to[3]};
+  __device__ __forceinline__ static uint32_t product(uint32_t word, uint32_t factor) {
+    const __half2 product = __hmul2(halves(word), halves(factor));
+    memcpy(&word, &product, 4);
+    return word;
+  }
+  __device__ __forceinline__ static uint4 product(const uint4& row, const uint4& factor) {
+    return {product(row.x, factor.x), product(row.y, factor.y), product(row.z, factor.z), product(row.w, factor.w)};
   }
 
   /// Two rows' channels times factors, as operands.
   struct Operands {
     uint32_t words[2][4];
-    __device__ __forceinline__ Operands(const uint4 (&x)[2], const uint32_t (&factor)[2][4]) {
+    __device__ __forceinline__ Operands(const uint4 (&x)[2], const uint4 (&factor)[2]) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint4 row = product(x[half], factor[half]);
@@ -171,21 +202,20 @@ struct DeltaKeyBlock {
     }
   };
 
+  /// The factors of step s's channels, and what all 16 tokens' gates come to.
+  __device__ __forceinline__ void store_factors(const DeltaKeyFactors& factors, const DeltaKeyFactors::Logs& gates,
+                                                int s) const {
+    const float2 log = factors.store(gates);
+    const float total[2] = {exp2f(log.x), exp2f(log.y)};
+    if (lane >= 16) return;
+    const int channel = 32 * s + 2 * lane;
+    *reinterpret_cast<float2*>(&small().totals[block][channel]) = {total[0], total[1]};
+    if (block == 1 || block == 2) small().rounded[block - 1][channel / 2] = pack<__half>(total[0], total[1]);
+  }
+
   /// Adds to sums what step s's channels give, and leaves in the tiles the rows with the gates of their 16 tokens.
-  __device__ __forceinline__ void halve(const float (&gates)[2][8], int s, Pairs& pairs) const {
-    const int g = lane / 4, t = lane % 4;
-    // Of the run that has the row: the gates from its beginning to the row, and after the row to its end.
-    float up[2][8], down[2][8], logs[8];
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float log = gates[half][c] * std::numbers::log2e_v<float>;
-        logs[c] = half ? logs[c] + log : log;
-        up[half][c] = exp2_approximate(log);
-        down[half][c] = 1.0f;
-      }
-    }
+  __device__ __forceinline__ void halve(const DeltaKeyFactors& factors, int s, Pairs& pairs) const {
+    using Factors = DeltaKeyFactors;
     uint4 query[2], key[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -193,39 +223,17 @@ struct DeltaKeyBlock {
       key[half] = ptx::load_words(own_row(Memory::kReadKey, half, s));
     }
 #pragma unroll
-    for (int n = 1; n < 8; n *= 2) {
-      const bool upper = g & n;
-      uint32_t factor[2][4];
-      float other[2][8];
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int c = 2 * i;
-          factor[half][i] =
-              pack<__half>(upper ? up[half][c] : down[half][c], upper ? up[half][c + 1] : down[half][c + 1]);
-          other[half][c] = __shfl_xor_sync(kAllLanes, up[half][c] * down[half][c], 4 * n);
-          other[half][c + 1] = __shfl_xor_sync(kAllLanes, up[half][c + 1] * down[half][c + 1], 4 * n);
-        }
+    for (int n = 0; n < 3; ++n) {
+      constexpr Factors::Table kOf[3] = {Factors::kOfOne, Factors::kOfTwo, Factors::kOfFour};
+      const uint4 factor[2] = {factors.load(kOf[n], 0), factors.load(kOf[n], 1)};
       const Operands keyed(key, factor), asked(query, factor);
-      keyed.multiply(pairs.near[n / 2], asked, 0, 0);
-      keyed.multiply(pairs.far[n / 2], asked, 1, 1);
-      const auto extend = [&](float(&run)[2][8]) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-          for (int c = 0; c < 8; ++c) run[half][c] *= other[half][c];
-      };
-      if (upper) extend(up);
-      else extend(down);
+      keyed.multiply(pairs.near[n], asked, 0, 0);
+      keyed.multiply(pairs.far[n], asked, 1, 1);
     }
+    const uint4 up[2] = {factors.load(Factors::kUp, 0), factors.load(Factors::kUp, 1)},
+                down[2] = {factors.load(Factors::kDown, 0), factors.load(Factors::kDown, 1)};
     {
-      uint32_t factor[2][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        factor[0][i] = pack<__half>(down[0][2 * i], down[0][2 * i + 1]);
-        factor[1][i] = pack<__half>(up[1][2 * i], up[1][2 * i + 1]);
-      }
+      const uint4 factor[2] = {down[0], up[1]};
       const Operands keyed(key, factor), asked(query, factor);
       keyed.multiply(pairs.across, asked, 1, 0);
     }
@@ -237,33 +245,13 @@ struct DeltaKeyBlock {
       ptx::multiply_add<__half>(pairs.own[half], {q.z, r.z, q.w, r.w}, k.z, k.w);
     }
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      const float above = up[0][c] * down[0][c], below = up[1][c] * down[1][c];
-      up[1][c] *= above;
-      down[0][c] *= below;
-    }
-#pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint32_t of_read[4], of_write[4];
-      pack_factors(of_read, up[half]);
-      pack_factors(of_write, down[half]);
+      const uint4 across = factors.load(Factors::kAcross, half), of_read = half ? across : up[0],
+                  of_write = half ? down[1] : across;
       ptx::store_words(own_row(0, half, s), product(query[half], of_read));
       ptx::store_words(own_row(Memory::kReadKey, half, s), product(key[half], of_read));
       ptx::store_words(own_row(Memory::kWriteKey, half, s), product(key[half], of_write));
     }
-    // log₂ of the 16 tokens' gates: of each lane the sum of one channel.
-#pragma unroll
-    for (int n = 4; n > 0; n /= 2) {
-      const bool upper = g & n;
-#pragma unroll
-      for (int c = 0; c < n; ++c) {
-        const float sent = upper ? logs[c] : logs[c + n], kept = upper ? logs[c + n] : logs[c];
-        logs[c] = kept + __shfl_xor_sync(kAllLanes, sent, 4 * n);
-      }
-    }
-    const int channel = 32 * s + 8 * t + g;
-    small().logs[block][channel] = logs[0];
-    small().totals[block][channel] = exp2f(logs[0]);
   }
 
   /// The rows of the tiles with the gates since the chunk's beginning, or until its end, to the record.
@@ -282,16 +270,14 @@ struct DeltaKeyBlock {
         if (i > block) after[c] *= total;
       }
     }
-    uint32_t of_read[4], of_write[4];
-    pack_factors(of_read, before);
-    pack_factors(of_write, after);
+    const uint4 of_read = pack_factors(before), of_write = pack_factors(after);
     const uint32_t first_row = tile_piece(16 * block + lane / kPieces, piece),
                    first_read = first_row ^ (p.last_rows_first ? 7 * 1024 : 0);
 #pragma unroll
     for (int i = 0; i < 16 / kAtOnce; ++i) {
       // By this differ the places of rows i·kAtOnce apart.
       const uint32_t further = i * kAtOnce * 128 ^ i * kAtOnce % 8 * 16, at = first_row ^ further;
-      const auto store = [&](int from, int to, const uint32_t(&factor)[4], uint32_t place) {
+      const auto store = [&](int from, int to, const uint4& factor, uint32_t place) {
         *reinterpret_cast<uint4*>(record + to + place) = product(ptx::load_words(tile(from) + at), factor);
       };
       store(0, Record::kQuery, of_read, first_read ^ further);
@@ -310,18 +296,13 @@ struct DeltaKeyBlock {
   template <int kBlock>
   __device__ __forceinline__ void multiply_earlier_of(Sums& keys, Sums& queries) const {
     const int t = lane % 4;
-    const auto weigh = [&](uint32_t& word, float2 factor) {
-      const float2 two = unpack<__half>(word);
-      word = pack<__half>(two.x * factor.x, two.y * factor.y);
-    };
+    const auto weigh = [&](uint32_t& word, uint32_t factor) { word = product(word, factor); };
 #pragma unroll 2
     for (int k = 0; k < kRows / 16; ++k) {
       uint32_t asked[4], keyed[4];
       load_left(asked, tile(0), kBlock, k, lane);
       load_left(keyed, tile(Memory::kReadKey), kBlock, k, lane);
-      const auto total = [&](int of, int eight) {
-        return *reinterpret_cast<const float2*>(&small().totals[of][16 * k + 8 * eight + 2 * t]);
-      };
+      const auto total = [&](int of, int eight) { return small().rounded[of - 1][8 * k + 4 * eight + t]; };
 #pragma unroll
       for (int j = kBlock - 1; j >= 0; --j) {
         // Blocks 2 and 3 meet 0 and 1 in the middle of the chunk.

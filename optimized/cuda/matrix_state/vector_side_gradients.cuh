@@ -27,31 +27,22 @@ struct SideGradients {
     }
   }
 
-  __device__ __forceinline__ void run(const Operands& operands) const {
+  /// next: the chunk whose gates come meanwhile; −1: none
+  __device__ __forceinline__ void run(const Operands& operands, int next) const {
     const int lane = at.lane, g = lane / 4, t = lane % 4, other_side = 1 - at.side;
     // Of S and R the block of 16 by 16 of the warp's channels and the first of the other side's, and the bytes to the next one.
     const int own = at.place.row / 16 + at.half, step = (at.side ? 1 : 2 * kRowPanels) * 512;
-    const uint32_t states = at.shared + (at.side ? Shared::kTransposed : Shared::kStates) +
-                            (at.side ? 2 * kRowPanels : 1) * own * 512 + pair_piece(lane % 16, lane / 16),
+    const uint32_t states = at.shared + Shared::kStates + (at.side ? 2 * kRowPanels : 1) * own * 512 +
+                            (at.side ? pair_piece(lane % 8 + lane / 16 * 8, lane / 8 % 2)
+                                     : pair_piece(lane % 16, lane / 16)),
                    pairs = at.pairs_of(other_side),
                    other_tile = at.shared + Warp::first_panel(other_side) * Shared::kTile;
 
-#pragma unroll
-    for (int m = 0; m < kSideBlocks; ++m) {
-      const uint32_t(&a)[4] = operands.left[m], (&b)[4] = operands.right[m];
-      ptx::store_words(operands_at(m), {a[0], a[1], a[2], a[3]});
-      ptx::store_words(operands_at(m) + 512, {b[0], b[1], b[2], b[3]});
-    }
-    float sixteens[kSideBlocks][2];  // products of the gates of each block
     {
-      const ChunkProducts runs = operands.products();
-#pragma unroll
-      for (int m = 0; m < kSideBlocks; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) sixteens[m][h] = runs.sixteen(m, h);
+      const uint32_t(&a)[4] = operands.left[0], (&b)[4] = operands.right[0];
+      ptx::store_words(at.operands_at(0), {a[0], a[1], a[2], a[3]});
+      ptx::store_words(at.operands_at(0) + 512, {b[0], b[1], b[2], b[3]});
     }
-    // What every gate of a block separates, of other blocks: by lane, summed over the lanes of a channel at the end.
-    float shared_terms[kSideBlocks][2] = {};
     const EightMasks masks(g, t);
     const auto no_unit = [] { return 1.0f; };
     const uint32_t rows_at = pairs + ptx::swizzled_chunk<kSideTokens>(lane % 8 + lane / 16 * 8, lane / 8 % 2),
@@ -62,6 +53,11 @@ struct SideGradients {
     };
     const auto load_pairs_transposed = [&](int r, int c, uint32_t(&to)[4]) {
       ptx::load_matrices_transposed(to, steps_right<kSideTokens>(transposed_at, c) + 16 * r * (kSideTokens * 2));
+    };
+    // A block of S or R as a left operand whose rows are the warp's channels.
+    const auto load_state = [&](uint32_t(&to)[4], uint32_t from) {
+      if (at.side) ptx::load_matrices_transposed(to, from);
+      else ptx::load_matrices(to, from);
     };
     const uint32_t channels_at = at.channels_at(0) + ptx::swizzled_chunk<kSideTokens>(lane % 16, lane / 16);
     const uint32_t tokens_at = other_tile + ptx::swizzled_chunk<kSideTokens>(lane % 16, lane / 16);
@@ -74,10 +70,11 @@ struct SideGradients {
       float sibling[2];  // products of the other block's gates
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 eights = ptx::load_floats(at.products_at(m, h));
+        const float2 eights = ptx::load_floats(at.products_at(m, h)),
+                     of_sibling = ptx::load_floats(at.products_at(m ^ 1, h));
         block.eights[0][h] = eights.x;
         block.eights[1][h] = eights.y;
-        sibling[h] = sixteens[m ^ 1][h];
+        sibling[h] = of_sibling.x * of_sibling.y;
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -95,21 +92,23 @@ struct SideGradients {
           }
       };
       const auto load_operands = [&] {
-        const uint4 left = ptx::load_words(operands_at(m)), right = ptx::load_words(operands_at(m) + 512);
+        const uint4 left = ptx::load_words(at.operands_at(m)), right = ptx::load_words(at.operands_at(m) + 512);
         const uint32_t a[4] = {left.x, left.y, left.z, left.w}, b[4] = {right.x, right.y, right.z, right.w};
         unpack_operands(a, b);
       };
       if (m == 0) unpack_operands(operands.left[0], operands.right[0]);
       else load_operands();
+      // What every gate of the chunk separates, by lane.
+      float terms[2] = {};
       // States outside the chunk.
       each_step([&](int c) {
         uint32_t s[4], r[4], right[4];
         const uint32_t from = steps_right<kSideTokens>(tokens_at, m) + c * (16 * kSideTokens * 2);
-        ptx::load_matrices(s, states + c * step);
+        load_state(s, states + c * step);
         ptx::load_matrices_transposed(right, from);
         ptx::multiply_add<Element>(dq[0], s, right[0], right[1]);
         ptx::multiply_add<Element>(dq[1], s, right[2], right[3]);
-        ptx::load_matrices(r, states + c * step + Shared::kState);
+        load_state(r, states + c * step + Shared::kState);
         ptx::load_matrices_transposed(right, from + Shared::kRight);
         ptx::multiply_add<Element>(dk[0], r, right[0], right[1]);
         ptx::multiply_add<Element>(dk[1], r, right[2], right[3]);
@@ -121,12 +120,16 @@ struct SideGradients {
                        gates = ptx::load_floats(
                            at.shared + Shared::kTotals +
                            (Warp::first_panel(other_side) * Shared::kPanel + 16 * c + 8 * (i / 2) + 2 * t) * 4);
-          shared_terms[0][i % 2] += x.x * (z.x * gates.x) + x.y * (z.y * gates.y);
+          terms[i % 2] += x.x * (z.x * gates.x) + x.y * (z.y * gates.y);
         }
       });
       if (m == 0) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) shared_terms[1][h] = shared_terms[0][h] *= sixteens[0][h] * sixteens[1][h];
+        for (int h = 0; h < 2; ++h) terms[h] *= block.eights[0][h] * block.eights[1][h] * sibling[h];
+        ptx::store_floats(terms_at(), terms[0], terms[1]);
+      } else {
+        const float2 common = ptx::load_floats(terms_at());
+        terms[0] = common.x, terms[1] = common.y;
       }
       block.multiply();
       // Halves of 16 tokens: rows of the upper one by the lower one's keys, or keys of the lower one by the upper one's queries. And what the tokens give to the
@@ -146,8 +149,15 @@ struct SideGradients {
         block.add_product(gradient[0], sibling, left, right[0], right[1], no_unit);
         block.add_product(gradient[1], sibling, left, right[2], right[3], no_unit);
       }
+      if (m == kSideBlocks - 1 && next >= 0) {
+        __syncwarp();
+        at.load_gates(next);
+      }
 #pragma unroll
-      for (int h = 0; h < 2; ++h) shared_terms[m ^ 1][h] += to_sibling[h] * sibling[h];
+      for (int h = 0; h < 2; ++h) {
+        const float total = quad_total(terms[h] + to_sibling[h] * sibling[h]);
+        if (t == 0) ptx::store_word(sums_at(m ^ 1) + (g + 8 * h) * 4, __float_as_uint(total));
+      }
       uint32_t diagonal[4], transposed[4];
       load_pairs(m, m, diagonal);
       load_pairs_transposed(m, m, transposed);
@@ -164,23 +174,14 @@ struct SideGradients {
       store_block(m, dq, dk);
     }
     __syncwarp();
-#pragma unroll
-    for (int m = 0; m < kSideBlocks; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float total = quad_total(shared_terms[m][h]);
-        if (t == 0) ptx::store_word(sums_at(m) + (g + 8 * h) * 4, __float_as_uint(total));
-      }
-    __syncwarp();
     store_gates();
   }
 
-  /// Where the lane has a and b of a block, from the beginning of run() until the block's gradients are stored.
-  __device__ __forceinline__ uint32_t operands_at(int m) const { return at.channels_at(1 + m) + at.lane * 16; }
-
+  /// Where each block's 16 channels have the terms that all its gates have in common; and the lane its part of those that are common to both.
   __device__ __forceinline__ uint32_t sums_at(int m) const {
-    return at.shared + Shared::kProducts + (at.warp * kSideBlocks + m) * 128;
+    return at.shared + Shared::kTerms + at.warp * Shared::kTermBytes + m * 64;
   }
+  __device__ __forceinline__ uint32_t terms_at() const { return sums_at(2) + at.lane * 8; }
 
   /// Stores dq and dk of a block through the warp's operands of halves of 8, or what is after these, which no warp needs any more: 16 tokens by 32 bytes of
   /// each.
@@ -227,7 +228,7 @@ struct SideGradients {
     float* const to = own.grad_gate + first_of_own() + row * step + 4 * piece;
 #pragma unroll
     for (int i = 0; i < 2 * kSideBlocks; ++i) {
-      const uint4 x = ptx::load_words(from + 8 * i * (Shared::kPanel * 4)), y = ptx::load_words(sums + i / 2 * 128);
+      const uint4 x = ptx::load_words(from + 8 * i * (Shared::kPanel * 4)), y = ptx::load_words(sums + i / 2 * 64);
       const auto sum = [](uint32_t a, uint32_t b) { return __uint_as_float(a) + __uint_as_float(b); };
       const float4 sums_of_four = make_float4(sum(x.x, y.x), sum(x.y, y.y), sum(x.z, y.z), sum(x.w, y.w));
       if (8 * i + row < tokens) *reinterpret_cast<float4*>(to + 8 * i * step) = sums_of_four;

@@ -34,19 +34,21 @@ template <int kRowPanels, int kColumnPanels>
 struct VectorSidesShared {
   static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kPanel = 32;
   static constexpr int kTile = kSideTokens * kPanel * 2;
-  /// a and b, tokens by channels, then E ∘ a and D_C ∘ b; logarithms of gates, then gates, then d log f; three halvings' operands, channels by tokens, then two
-  /// and E ∘ a in float16.
+  /// a and b, tokens by channels, then E ∘ a and D_C ∘ b; gates, then d log f; three halvings' operands, channels by tokens, then two and a and b of the last
+  /// block, then those of the first one too; before the chunk its gates' logarithms are in the places of two.
   static constexpr int kRight = kPanels * kTile, kGates = 2 * kRight, kOperands = 2 * kGates,
                        kOperand = kPanels * kTile;
-  /// Of each side B and its diagonal; S and R, blocks of rows by columns, and the same blocks transposed; E_C; products of eights, then sums; what E ∘ a in float16 is divided by.
+  /// Of each side B and its diagonal; S and R, blocks of rows by columns; E_C; products of eights; what E ∘ a in float16 is divided by; of d log f what a warp's
+  /// gates have in common.
   static constexpr int kPairs = kOperands + 3 * kOperand, kDiagonal = kSideTokens * kSideTokens * 2,
                        kPairBytes = kDiagonal + kSideTokens * 4, kStates = kPairs + 2 * kPairBytes,
                        kColumns = kColumnPanels * kPanel, kState = kRowPanels * kPanel * kColumns * 2,
-                       kTransposed = kStates + 2 * kState, kTotals = kTransposed + 2 * kState,
-                       kProducts = kTotals + kPanels * kPanel * 4, kUnits = kProducts + kWarps * kSideBlocks * 128,
-                       kRest = kUnits + (kWarps * 4 + 15) / 16 * 16;
-  /// Of whole heads R in float, a block of 16 by 16 after the other.
-  static constexpr int kSums = kRest, kBytes = kRest, kWholeBytes = kSums + 2 * kState;
+                       kTotals = kStates + 2 * kState, kProducts = kTotals + kPanels * kPanel * 4,
+                       kUnits = kProducts + kWarps * kSideBlocks * 128, kTerms = kUnits + (kWarps * 4 + 15) / 16 * 16,
+                       kTermBytes = kSideBlocks * 64 + 32 * 8, kRest = kTerms + kWarps * kTermBytes;
+  /// What a warp has no registers for (SideOperands), then of whole heads E ∘ a in float16, channels by tokens; R in float, a block of 16 by 16 after the other.
+  static constexpr int kHalf = (kRest + 127) / 128 * 128, kBytes = kHalf + kOperand, kSums = kBytes,
+                       kWholeBytes = kSums + 2 * kState;
 };
 
 /// Byte offset of the gate of a token and one of a panel's channels: as gate_offset.
@@ -54,22 +56,29 @@ __device__ __forceinline__ uint32_t side_gate_offset(int token, int channel) {
   return (token * 32 + (channel ^ (token >> 1 & 3) << 3)) * 4;
 }
 
-/// One of a panel's two warps copies a, where it is wanted, b and the gates of half of a chunk's tokens.
-template <typename Shared, bool kLeft = true>
+/// Byte offset of log f of one of 16 tokens and one of a warp's 16 channels: those that a warp loads at once are in different banks.
+__device__ __forceinline__ uint32_t side_log_offset(int token, int channel) {
+  return (token ^ (token >> 2 & 1)) * 64 + (channel / 4 ^ (token >> 1 & 1) << 1) * 16 + channel % 4 * 4;
+}
+
+/// One of a panel's two warps copies a and the gates, where they are wanted, and b of half of a chunk's tokens.
+template <typename Shared, bool kLeft, bool kGates>
 __device__ __forceinline__ void load_side(const VectorSide& from, const RowTile& place, int64_t length, uint32_t shared,
                                           int panel, int half, int lane) {
   static_assert(kSideBlocks == 2);
-  const uint32_t tile = shared + panel * Shared::kTile, gates = shared + Shared::kGates + panel * (2 * Shared::kTile);
+  const uint32_t tile = shared + panel * Shared::kTile;
   const int64_t first = static_cast<int64_t>(place.chunk) * kSideTokens + kBlock * half;
   if constexpr (kLeft)
     copy_rows<2, 4>(from.left, place, first, length, place.row, from.channels, lane,
                     tile_rows<32>(tile, kBlock * half));
   copy_rows<2, 4>(from.right, place, first, length, place.row, from.channels, lane,
                   tile_rows<32>(tile + Shared::kRight, kBlock * half));
-  copy_rows<4, 8>(from.gate, place, first, length, place.row, from.channels, lane,
-                  [&](int row, int piece, int further) {
-                    return gates + side_gate_offset(kBlock * half + row + further, 4 * piece);
-                  });
+  if constexpr (kGates)
+    copy_rows<4, 8>(from.gate, place, first, length, place.row, from.channels, lane,
+                    [&](int row, int piece, int further) {
+                      return shared + Shared::kGates + panel * (2 * Shared::kTile) +
+                             side_gate_offset(kBlock * half + row + further, 4 * piece);
+                    });
 }
 
 /// Where a warp is: its head and chunk, its side, and its 16 channels.
@@ -121,12 +130,41 @@ struct SideWarp {
     return shared + Shared::kProducts + (warp * kSideBlocks + m) * 128 + (lane / 4 + 8 * h) * 8;
   }
 
-  __device__ __forceinline__ void load() const {
-    load_side<Shared>(p.sides[side], place, p.length, shared, panel, half, lane);
+  /// Where the lane has a and b of a block from the operands of halves of 16 and 8 tokens on, until the block's gradients are stored.
+  __device__ __forceinline__ uint32_t operands_at(int m) const { return channels_at(1 + m) + lane * 16; }
+
+  /// Where log f of the token and channel of gate_at() comes: operands of halves are there later.
+  __device__ __forceinline__ uint32_t log_at(int eight, int j) const {
+    return channels_at(eight / 2) + side_log_offset(2 * (lane % 4) + j % 2, lane / 4 + 8 * (j / 2)) + eight % 2 * 512;
+  }
+
+  /// Begin to bring a chunk's gates, of the warp's channels alone; and the chunk's a and b.
+  __device__ __forceinline__ void load_gates(int chunk) const {
+#pragma unroll
+    for (int m = 0; m < kSideBlocks; ++m)
+      copy_rows<4, 4>(p.sides[side].gate, place, static_cast<int64_t>(chunk) * kSideTokens + kBlock * m, p.length,
+                      place.row + 16 * half, p.sides[side].channels, lane, [&](int row, int piece, int further) {
+                        return channels_at(m) + side_log_offset(row, 4 * piece) + further * 64;
+                      });
+    ptx::copies_commit();
+  }
+  __device__ __forceinline__ void load_rows() const {
+    load_side<Shared, true, false>(p.sides[side], place, p.length, shared, panel, half, lane);
+    ptx::copies_commit();
+  }
+  /// The panel's two warps meet; the side's.
+  __device__ __forceinline__ void meet_panel() const {
+    if (panel == 0) ptx::sync_threads<1, 64>();
+    else if (panel == 1) ptx::sync_threads<2, 64>();
+    else ptx::sync_threads<3, 64>();
+  }
+  __device__ __forceinline__ void meet_side() const {
+    if (side) ptx::sync_threads<5, 64 * kColumnPanels>();
+    else ptx::sync_threads<4, 64 * kRowPanels>();
   }
 };
 
-/// S and R of a chunk, as the registers of blocks of 16 by 16 hold them, in shared memory for both sides: a column of such blocks after the other.
+/// S and R of a chunk, as the registers of blocks of 16 by 16 hold them, in shared memory: a column of such blocks after the other.
 template <int kRowPanels, int kColumnPanels>
 struct SideBlocks {
   using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;
@@ -139,8 +177,6 @@ struct SideBlocks {
   __device__ __forceinline__ static void store(uint32_t to, int lane, uint4 four) {
     const uint32_t packed[4] = {four.x, four.y, four.z, four.w};
     ptx::store_fragments(to + pair_piece(lane % 16, lane / 16), packed);
-    ptx::store_fragments_transposed(
-        to + (Shared::kTransposed - Shared::kStates) + pair_piece(lane % 8 + lane / 16 * 8, lane / 8 % 2), packed);
   }
 };
 
@@ -195,8 +231,12 @@ struct SideOperands {
   const VectorSidesArguments& p;
   const SideWarp<kRowPanels, kColumnPanels>& at;
   uint32_t left[kSideBlocks][4], right[kSideBlocks][4];
-  /// Of each eight; the factor of its tokens from their run of 2 to the eight's beginning, and to its end.
-  float up[2 * kSideBlocks][2], down[2 * kSideBlocks][2];
+  /// Of each eight the factor of its tokens from their run of 2 to the eight's end. That to its beginning would spill, so it is in shared memory.
+  float down[2 * kSideBlocks][2];
+
+  __device__ __forceinline__ uint32_t up_at(int m) const {
+    return at.shared + Shared::kHalf + at.warp * (Shared::kTile / 2) + m * 512 + at.lane * 16;
+  }
 
   __device__ __forceinline__ void load(int m) {
     const uint32_t from = at.tokens_at() + 16 * m * (Shared::kPanel * 2);
@@ -228,32 +268,51 @@ struct SideOperands {
     return runs;
   }
 
-  /// Gates, E_C, the products of eights, and the operands of halves of 4, 2 and 1 tokens.
-  __device__ __forceinline__ void within_eights() {
+  /// Gates, E_C and the products of eights, of the gates alone: a and b are on their way meanwhile.
+  __device__ __forceinline__ void multiply(EightGates (&run)[2 * kSideBlocks]) const {
     const int g = at.lane / 4, t = at.lane % 4;
+    float totals[2] = {1.0f, 1.0f};
+#pragma unroll
+    for (int eight = 0; eight < 2 * kSideBlocks; ++eight) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        run[eight].f[j] = exp2_approximate(kLog2e * __uint_as_float(ptx::load_word(at.log_at(eight, j))));
+        ptx::store_word(at.gate_at(eight, j), __float_as_uint(run[eight].f[j]));
+      }
+      run[eight].multiply();
+#pragma unroll
+      for (int h = 0; h < 2; ++h) totals[h] *= run[eight].eight[h];
+    }
+    if (t == 0) {
+#pragma unroll
+      for (int m = 0; m < kSideBlocks; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          ptx::store_floats(at.products_at(m, h), run[2 * m].eight[h], run[2 * m + 1].eight[h]);
+    }
+    if (t < 2)
+      ptx::store_word(at.shared + Shared::kTotals + (at.panel * Shared::kPanel + 16 * at.half + g + 8 * t) * 4,
+                      __float_as_uint(t ? +totals[1] : +totals[0]));
+  }
+
+  /// The operands of halves of 4, 2 and 1 tokens.
+  __device__ __forceinline__ void within_eights(const EightGates (&run)[2 * kSideBlocks]) {
+    const int t = at.lane % 4;
     const bool upper2 = t & 1, upper4 = t & 2;
     const uint32_t operands = operand_at();
-    float totals[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int m = 0; m < kSideBlocks; ++m) {
       load(m);
-      EightGates run[2];
       uint32_t halves[3][4];
+      float up[2][2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int eight = 2 * m + i;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const uint32_t gate = at.gate_at(eight, j);
-          run[i].f[j] = exp2_approximate(kLog2e * __uint_as_float(ptx::load_word(gate)));
-          ptx::store_word(gate, __float_as_uint(run[i].f[j]));
-        }
-        run[i].multiply();
-#pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float f0 = run[i].f[2 * h], f1 = run[i].f[2 * h + 1], two = run[i].other_two[h],
-                      four = run[i].other_four[h], up2 = upper2 ? two : 1.0f, down2 = upper2 ? 1.0f : two;
-          up[eight][h] = up2 * (upper4 ? four : 1.0f);
+          const float f0 = run[eight].f[2 * h], f1 = run[eight].f[2 * h + 1], two = run[eight].other_two[h],
+                      four = run[eight].other_four[h], up2 = upper2 ? two : 1.0f, down2 = upper2 ? 1.0f : two;
+          up[i][h] = up2 * (upper4 ? four : 1.0f);
           down[eight][h] = down2 * (upper4 ? 1.0f : four);
           const float2 a = unpack<Element>(left[m][h + 2 * i]), b = unpack<Element>(right[m][h + 2 * i]);
           const float near = upper4 ? up2 : down2, odd = a.y * f1;
@@ -262,20 +321,23 @@ struct SideOperands {
           keep(0, (upper4 ? first.x : last.x) * near, (upper4 ? first.y : last.y) * near);
           keep(1, upper2 ? first.x : last.x, upper2 ? first.y : last.y);
           keep(2, b.x, odd);
-          totals[h] *= run[i].eight[h];
         }
       }
+      ptx::store_words(up_at(m), {__float_as_uint(up[0][0]), __float_as_uint(up[0][1]), __float_as_uint(up[1][0]),
+                                  __float_as_uint(up[1][1])});
 #pragma unroll
       for (int level = 0; level < 3; ++level)
         ptx::store_fragments(steps_right<kSideTokens>(operands, m) + level * Shared::kOperand, halves[level]);
-      if (t == 0) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) ptx::store_floats(at.products_at(m, h), run[0].eight[h], run[1].eight[h]);
-      }
     }
-    if (t < 2)
-      ptx::store_word(at.shared + Shared::kTotals + (at.panel * Shared::kPanel + 16 * at.half + g + 8 * t) * 4,
-                      __float_as_uint(t ? +totals[1] : +totals[0]));
+  }
+
+  /// The last block's a and b to where the gradients read them, after the side's pairs in one eight, which read the operand there. The first one's stay in
+  /// registers.
+  __device__ __forceinline__ void store_last() const {
+    constexpr int kLast = kSideBlocks - 1;
+    const uint32_t(&a)[4] = left[kLast], (&b)[4] = right[kLast];
+    ptx::store_words(at.operands_at(kLast), {a[0], a[1], a[2], a[3]});
+    ptx::store_words(at.operands_at(kLast) + 512, {b[0], b[1], b[2], b[3]});
   }
 
   /// The operands of halves of 16 and 8 tokens; scale E ∘ a and D_C ∘ b, channels by tokens, in the places of a and b; of whole heads E ∘ a in float16 as well,
@@ -285,6 +347,10 @@ struct SideOperands {
     const uint32_t operands = operand_at();
     const ChunkProducts runs = products();
     const auto gate = [&](int eight, int j) { return __uint_as_float(ptx::load_word(at.gate_at(eight, j))); };
+    uint4 up[kSideBlocks];
+#pragma unroll
+    for (int m = 0; m < kSideBlocks; ++m) up[m] = ptx::load_words(up_at(m));
+    __syncwarp();
     float inverse = 0.0f;
     if constexpr (kWholeHeads) {
       const float unit = side_unit(left);
@@ -299,7 +365,8 @@ struct SideOperands {
         const int eight = 2 * m + i;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float f0 = gate(eight, 2 * h), f1 = gate(eight, 2 * h + 1), to_begin = f0 * up[eight][h],
+          const float f0 = gate(eight, 2 * h), f1 = gate(eight, 2 * h + 1),
+                      to_begin = f0 * __uint_as_float(i ? (h ? up[m].w : up[m].z) : (h ? up[m].y : up[m].x)),
                       to_end = down[eight][h];
           const float2 a = product(unpack<Element>(left[m][h + 2 * i]), {to_begin, to_begin * f1}),
                        b = product(unpack<Element>(right[m][h + 2 * i]), {to_end * f1, to_end});
@@ -322,7 +389,7 @@ struct SideOperands {
       ptx::store_fragments(to + Shared::kOperand, of_8);
       ptx::store_fragments(to - Shared::kOperands, to_begin_of_all);
       ptx::store_fragments(to + Shared::kRight - Shared::kOperands, to_end_of_all);
-      if constexpr (kWholeHeads) ptx::store_fragments(to + 2 * Shared::kOperand, in_half);
+      if constexpr (kWholeHeads) ptx::store_fragments(to + Shared::kHalf - Shared::kOperands, in_half);
     }
   }
 };

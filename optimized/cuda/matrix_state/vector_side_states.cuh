@@ -299,8 +299,8 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
   const auto load = [&](int chunk) {
     if (chunk < chunks) {
       place.chunk = chunk;
-      load_side<Shared, kBoth>(p.sides[side], place, p.length, shared + chunk % 2 * Shared::kStage, panel, warp % 2,
-                               lane);
+      load_side<Shared, kBoth, true>(p.sides[side], place, p.length, shared + chunk % 2 * Shared::kStage, panel,
+                                     warp % 2, lane);
     }
     ptx::copies_commit();
   };

@@ -7,10 +7,11 @@
 // (vector_gradient.cuh): each is made once, and each tensor read once.
 //
 //   1  gates; halves of 4, 2 and 1 tokens               B of pairs in one eight
-//   2  halves of 16 and 8; E ∘ a and D_C ∘ b             B of other pairs; of a whole head R before the chunk
-//   3  gradients of both sides, by S and R and the other side's B, E ∘ a and D_C ∘ b
+//   2  halves of 16 and 8; E ∘ a and D_C ∘ b             B of other pairs
+//   3  gradients of both sides, by S and R and the other side's B, E ∘ a and D_C ∘ b; of a whole head R before the chunk
 //
-// Channels are in panels of 32 with two warps each; a warp has 16 of them and all 32 tokens, channels along the rows of its fragments.
+// Channels are in panels of 32 with two warps each; a warp has 16 of them and all 32 tokens, channels along the rows of its fragments. A warp waits for those of
+// the other side twice a chunk: before its gradients, and before it writes over what the other side's gradients are computed from.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_side_gradients.cuh"
@@ -18,23 +19,25 @@
 
 namespace lethe::matrix_state {
 
-/// R of a whole head, in float, from the last chunk on: R ← E_C ∘ R ∘ E'_C + scale Σ_i (E_i ∘ q_i) (E'_i ∘ dO_i)ᵀ. A warp has blocks of 16 by 16 of its own.
+/// R of a whole head, in float, from the last chunk on: R ← E_C ∘ R ∘ E'_C + scale Σ_i (E_i ∘ q_i) (E'_i ∘ dO_i)ᵀ. A warp has blocks of 16 by 16 of its own:
+/// of a side that has more panels, since the other's warps have more of S and R to multiply.
 template <int kRowPanels, int kColumnPanels>
 struct HeadGradient {
   using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;
   using Blocks = SideBlocks<kRowPanels, kColumnPanels>;
   using Warp = SideWarp<kRowPanels, kColumnPanels>;
-  static constexpr int kOne = Blocks::kOne, kEach = (kOne + Shared::kWarps - 1) / Shared::kWarps;
+  static constexpr int kOne = Blocks::kOne, kMore = kRowPanels > kColumnPanels ? kRowPanels : kColumnPanels,
+                       kOwners = kRowPanels == kColumnPanels ? Shared::kWarps : 2 * kMore,
+                       kFirst = kColumnPanels > kRowPanels ? 2 * kRowPanels : 0, kEach = kOne / kOwners;
+  static_assert(kOne % kOwners == 0);
   const VectorSidesArguments& p;
   const Warp& at;
 
   /// Calls work with each of the warp's blocks, row block · column blocks + column block.
   template <typename Work>
   __device__ __forceinline__ void each(Work work) const {
-    for (int i = 0; i < kEach; ++i) {
-      const int block = Shared::kWarps - 1 - at.warp + i * Shared::kWarps;
-      if (block < kOne) work(block);
-    }
+    if (static_cast<unsigned>(at.warp - kFirst) >= kOwners) return;
+    for (int i = 0; i < kEach; ++i) work(at.warp - kFirst + i * kOwners);
   }
   /// Where the lane's four sums of columns 8·n to 8·n + 7 are.
   __device__ __forceinline__ uint32_t sums_at(int block, int n) const {
@@ -88,7 +91,7 @@ struct HeadGradient {
   /// R before the chunk, after the warps' E ∘ a in float16.
   __device__ __forceinline__ void step() const {
     const int lane = at.lane;
-    const uint32_t tiles = at.shared + Shared::kOperands + 2 * Shared::kOperand;
+    const uint32_t tiles = at.shared + Shared::kHalf;
     each([&](int block) {
       const int row_block = block / Blocks::kSteps, column_block = block % Blocks::kSteps;
       const uint32_t left_at = tiles + row_block * (16 * kSideTokens * 2) +
@@ -144,8 +147,8 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
   SideWarp<kRowPanels, kColumnPanels> at(p, shared, kWholeHeads);
   const HeadGradient<kRowPanels, kColumnPanels> grad_state{p, at};
   if constexpr (kWholeHeads) grad_state.begin();
-  at.load();
-  ptx::copies_commit();
+  at.load_gates(at.place.chunk);
+  at.load_rows();
   wait_for_previous_kernel();
 #pragma unroll 1
   for (;;) {
@@ -153,28 +156,32 @@ __global__ void __launch_bounds__(64 * (kRowPanels + kColumnPanels), 3)
     if constexpr (kWholeHeads) asm volatile("" : "+r"(at.lane), "+r"(at.shared));
     StateCopies<kRowPanels, kColumnPanels, kWholeHeads> states{p, at};
     states.load();
-    ptx::copies_wait<0>();
-    __syncthreads();
+    ptx::copies_wait<1>();
+    __syncwarp();
     SideOperands<kRowPanels, kColumnPanels> operands{p, at};
-    operands.within_eights();
+    EightGates run[2 * kSideBlocks];
+    operands.multiply(run);
+    ptx::copies_wait<0>();
     states.store();
     if constexpr (kWholeHeads) grad_state.leave();
-    __syncthreads();
+    at.meet_panel();
+    operands.within_eights(run);
+    at.meet_side();
     const SidePairs<kRowPanels, kColumnPanels> pairs{p, at};
     pairs.within_eights();
     operands.load();
-    __syncthreads();
+    at.meet_side();
+    operands.store_last();
     operands.template beyond_eights<kWholeHeads>();
-    __syncthreads();
+    at.meet_side();
     pairs.beyond_eights();
-    if constexpr (kWholeHeads) grad_state.step();
     __syncthreads();
-    SideGradients<kRowPanels, kColumnPanels>{p, at}.run(operands);
+    SideGradients<kRowPanels, kColumnPanels>{p, at}.run(operands, kWholeHeads ? at.place.chunk - 1 : -1);
+    if constexpr (kWholeHeads) grad_state.step();
     if (!kWholeHeads || at.place.chunk == 0) break;
     --at.place.chunk;
     __syncthreads();
-    at.load();
-    ptx::copies_commit();
+    at.load_rows();
   }
   if constexpr (kWholeHeads) grad_state.end();
 }

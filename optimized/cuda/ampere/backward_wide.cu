@@ -99,14 +99,18 @@ inline constexpr int kWideBytes = sizeof(WideShared<WideSizes<kDim>>);
 }  // namespace
 
 int bytes_of_wide(int64_t dim) {
-  return dim == 64 ? kWideBytes<64> : dim == 128 ? kWideBytes<128> : dim == 256 ? kWideBytes<256> : INT_MAX;
+  return dim == 64    ? kWideBytes<64>
+         : dim == 96  ? kWideBytes<96>
+         : dim == 128 ? kWideBytes<128>
+         : dim == 256 ? kWideBytes<256>
+                      : INT_MAX;
 }
 
 void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
   const Shape& s = arguments.shape;
   BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, s, [&]<typename Element, int kDim> {
-    if constexpr (sizeof(Element) == 2 && (kDim == 64 || kDim >= 128)) {
+    if constexpr (sizeof(Element) == 2 && is_fused(kDim)) {
       using Sizes = WideSizes<kDim>;
       p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
       p.tiles = int(s.batch * s.heads) * p.query_tiles;

@@ -31,7 +31,7 @@ struct SweepSizes {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;  // of 16 rows, a warp
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
-  static constexpr int kColumns = kDim <= 128 ? 64 : 16;  // of a stage
+  static constexpr int kColumns = kDim <= 128 ? 64 : 16, kStages = 2;  // of a stage
   static constexpr bool kFirstInShared = false, kSecondInRegisters = kDim <= 128;
 };
 
@@ -42,7 +42,7 @@ struct FloatSweepSizes {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
   static constexpr int kWarps = kDim <= 64 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
-  static constexpr int kColumns = 16;
+  static constexpr int kColumns = 16, kStages = 2;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
 };
 
@@ -55,7 +55,7 @@ struct FusedSizes {
   static constexpr int kDim = kHeadDim, kPitch = kDim;
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
   static constexpr int kRows = kGateBlock, kWarps = kRows / (16 * kRowTiles), kThreads = 32 * kWarps;
-  static constexpr int kColumns = 32, kBuffers = 2;
+  static constexpr int kColumns = 32, kBuffers = 2, kStages = 2;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = kRowTiles == 1;
   static_assert(kDim % 16 == 0 && kDim / 16 <= kWarps);
 };
@@ -88,7 +88,7 @@ struct BackwardShared {
   alignas(128) char first_kept[kFirstKept ? kLeftBytes : 128];
   alignas(128) char second_kept[kSecondKept ? kLeftBytes : 128];
   union {
-    BackwardStage<Sizes> stage[2];
+    BackwardStage<Sizes> stage[Sizes::kStages];
     alignas(128) char left[Sizes::kPitch == Sizes::kDim ? std::max(1, kPassing) * kLeftBytes : 128];
   };
   tile::Tile<Sizes::kRows> tile;

@@ -33,21 +33,26 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
     for (int i = 0; i < Sizes::kRowTiles; ++i) r.sum[i][0] = r.sum[i][1] = 0;
     const StageCopies<Sizes> copies(p, batch, query_head, tile.row);
     const auto [first, past] = tile.steps();
+    const auto stage_of = [&](int step) -> BackwardStage<Sizes>& { return shared.stage[step & (Sizes::kStages - 1)]; };
     const auto load = [&, past = past](int step) {
-      if (step < past) copies.load(shared.stage[step & 1], step * kColumns, tile.is_near(step * kColumns));
+      if (step < past) copies.load(stage_of(step), step * kColumns, tile.is_near(step * kColumns));
       ptx::copies_commit();
     };
     load(first);
     const auto advance = [&](int step) {
       ptx::copies_wait<0>();
       __syncthreads();
-      load(step + 1);
+      if constexpr (Sizes::kStages > 1) load(step + 1);
     };
     const auto keep = [&](int column, const auto& grad, const auto&) { keep_row_sums(shared, 0, column, grad); };
     // `seen`: by a query of the stage, as both warps of these keys know.
     const auto finish = [&](int step, bool seen) {
       __syncthreads();
-      if (seen) warp.add_others(r, shared.stage[step & 1]);
+      if (seen) warp.add_others(r, stage_of(step));
+      if constexpr (Sizes::kStages == 1) {  // all have read it; the next one comes under dQ's products
+        __syncthreads();
+        load(step + 1);
+      }
       warp.add_grad_query(p, tile.row, step);
       add_row_sums(shared, 0, p.workspace.row_sums + int64_t{tile.row} * p.padded_queries + step * kColumns);
     };
@@ -56,14 +61,14 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
       for (; step < past && tile.is_special(step * kColumns); ++step) {
         advance(step);
         const bool seen = !tile.is_unseen(step * kColumns);
-        if (seen) tile.visit(r, shared.stage[step & 1], step * kColumns, keep);
+        if (seen) tile.visit(r, stage_of(step), step * kColumns, keep);
         else keep_no_grad_scores(shared, 0);
         finish(step, seen);
       }
 #pragma unroll 1
       for (; step < past && !tile.is_special(step * kColumns); ++step) {
         advance(step);
-        tile.visit_clean(r, shared.stage[step & 1], keep);
+        tile.visit_clean(r, stage_of(step), keep);
         finish(step, true);
       }
     }

@@ -16,7 +16,8 @@ struct WideSizes {
   static constexpr int kRowTiles = kDim <= 128 ? 2 : 1, kRows = 64 * kRowTiles;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
   static constexpr bool kEveryOther = kDim % 64 != 0;  // sixteen columns are one half's, the next the other's
-  static constexpr int kColumns = kDim <= 128 ? 64 : 32, kBuffers = 1, kQueryParts = kColumns / (kEveryOther ? 16 : 32);
+  static constexpr int kColumns = 64, kBuffers = 1, kQueryParts = kEveryOther ? 4 : kDim <= 128 ? 2 : 1;
+  static constexpr int kStages = kDim <= 128 ? 2 : 1;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
 };
 

@@ -245,11 +245,11 @@ struct BackwardWarp {
       const uint32_t second_left = ptx::shared_address(shared.second_kept) + tile_bytes<kDim>(warp_row) + offsets.left;
 #pragma unroll
       for (int k = 0; k < kDim / 16; ++k) {
-        multiply_rows<Element, kDim, true>(score, r.first_left, 0, first_right + offsets.right, k,
-                                           [&](int, int c) { return bias[c]; });
+        multiply_rows<Element, kDim, kDim / 16>(score, r.first_left, 0, first_right + offsets.right, k,
+                                                [&](int, int c) { return bias[c]; });
         if constexpr (kFirst)
-          multiply_rows<Element, kDim, kSecondInRegisters>(grad, r.second_left, second_left,
-                                                           second_right + offsets.right, k, delta_of);
+          multiply_rows<Element, kDim, kSecondInRegisters ? kDim / 16 : 0>(grad, r.second_left, second_left,
+                                                                           second_right + offsets.right, k, delta_of);
       }
     }
     mask(score);

@@ -1,9 +1,10 @@
 #pragma once
 // One warp's work on a tile of queries.
 //
-// Key blocks are visited from the diagonal back to the boundary. Sixteen keys at a time, a block's logits become weights and are multiplied with V; the
+// Key blocks are visited from the diagonal back to the boundary. Some keys at a time, a block's logits become weights and are multiplied with V; the
 // next block's logits take their registers at once, so that the tensor core has work under the exponentials.
 
+#include <algorithm>
 #include <numbers>
 #include <type_traits>
 
@@ -29,7 +30,7 @@ struct ForwardTile {
   struct Registers {
     float score[kRowTiles][kScoreTiles][4];
     float output[kRowTiles][kOutputTiles][4];
-    LeftFragments<Sizes::kQueriesInRegisters ? kDim : 16, kRowTiles> query;
+    LeftFragments<16 * std::max(1, Sizes::kHeldSteps), kRowTiles> query;
     float maximum[kRowTiles][2], sum[kRowTiles][2];
   };
 
@@ -121,8 +122,8 @@ struct ForwardTile {
       const uint32_t keys = key_address + stage(n) * sizeof(shared.key[0]) + tile_bytes<kDim>(first) + offsets.right;
 #pragma unroll
       for (int k = 0; k < kDim / 16; ++k)
-        multiply_rows<Element, kDim, Sizes::kQueriesInRegisters>(sums, r.query, query_address + offsets.left, keys, k,
-                                                                 [&](int, int c) { return bias[c]; });
+        multiply_rows<Element, kDim, Sizes::kHeldSteps>(sums, r.query, query_address + offsets.left, keys, k,
+                                                        [&](int, int c) { return bias[c]; });
     }
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -349,7 +350,7 @@ struct ForwardTile {
     clear(r);
     ptx::copies_wait<Sizes::kStages - 1>();
     __syncthreads();
-    if constexpr (Sizes::kQueriesInRegisters) load_lefts<kDim, kRowTiles>(r.query, query_address + offsets.left);
+    if constexpr (Sizes::kHeldSteps > 0) load_lefts<kDim, kRowTiles>(r.query, query_address + offsets.left);
     if (own_last == last) multiply_scores(r, last);
     const bool by_weights = kEdges && !follow && !tile.cut_within;
     for (int n = last; n >= first;) {

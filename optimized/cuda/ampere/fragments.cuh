@@ -41,25 +41,25 @@ __host__ __device__ constexpr uint32_t tile_bytes(int rows) {
 template <int kDim, int kRowTiles>
 using LeftFragments = uint32_t[kRowTiles][kDim / 16][4];
 
-template <int kDim, int kRowTiles>
-__device__ __forceinline__ void load_lefts(LeftFragments<kDim, kRowTiles>& fragments, uint32_t lane_address) {
+/// The first kHeldSteps sixteen columns of them, from a tile of kDim columns.
+template <int kDim, int kRowTiles, int kHeldSteps>
+__device__ __forceinline__ void load_lefts(uint32_t (&fragments)[kRowTiles][kHeldSteps][4], uint32_t lane_address) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile)
 #pragma unroll
-    for (int step = 0; step < kDim / 16; ++step)
+    for (int step = 0; step < kHeldSteps; ++step)
       ptx::load_matrices(fragments[tile][step], at_step<kDim>(lane_address + tile_bytes<kDim>(16 * tile), step));
 }
 
 /// The k-th sixteen columns' part of sums = initial + left · rightᵀ, of kColumns · 8 rows of the tile at `right` (a lane's address, as `left`). Left
-/// fragments come from registers where kInRegisters, else from the tile at `left`. initial(row tile, column tile) is read at k = 0.
-template <typename Element, int kDim, bool kInRegisters, int kRowTiles, int kColumns, typename Fragments,
-          typename Initial>
+/// fragments of the first kHeldSteps k come from registers, others from the tile at `left`. initial(row tile, column tile) is read at k = 0.
+template <typename Element, int kDim, int kHeldSteps, int kRowTiles, int kColumns, typename Fragments, typename Initial>
 __device__ __forceinline__ void multiply_rows(float (&sums)[kRowTiles][kColumns][4], const Fragments& fragments,
                                               uint32_t left, uint32_t right, int k, Initial initial) {
   uint32_t of_left[kRowTiles][4];
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
-    if constexpr (kInRegisters) {
+    if (k < kHeldSteps) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) of_left[tile][i] = fragments[tile][k][i];
     } else {

@@ -28,7 +28,7 @@ class EveryKernel : public ::testing::TestWithParam<Instance> {
     }
     if (family_under_test == Family::kAmpereOfLess) {
       family_under_test = Family::kAmpere;
-      shared_bytes_under_test = ampere::bytes_of_wide(dim()) - 1;
+      shared_bytes_under_test = ampere::bytes_of_wide(dim()).largest - 1;
     }
     const bool hopper = family_under_test == Family::kHopper;
     if (!have_gpu(hopper)) GTEST_SKIP() << "needs a GPU of compute capability " << (hopper ? "9.0" : "8.0 or more");
@@ -56,7 +56,7 @@ inline auto short_rows(Dtype dtype) {
 inline auto wide_short_rows() { return instances_of(Family::kHopper, {136, 160, 192, 200, 248}); }
 inline auto other_short_rows() { return instances_of(Family::kHopper, {8, 24, 32, 48, 56, 72, 80, 88, 104, 112, 120}); }
 inline auto ampere_instances() { return instances_of(Family::kAmpere, {32, 64, 96, 128, 256}); }
-inline auto ampere_instances_of_less() { return instances_of(Family::kAmpereOfLess, {96}); }
+inline auto ampere_instances_of_less() { return instances_of(Family::kAmpereOfLess, {64, 96, 128}); }
 inline auto float_instances() { return instances_of(Family::kAmpere, {32, 64, 128}, {Dtype::kFloat32}); }
 
 inline std::string name_of_instance(const ::testing::TestParamInfo<Instance>& info) {

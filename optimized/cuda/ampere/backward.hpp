@@ -43,10 +43,14 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
 void launch_backward_keys(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dQ, and the row sums of dS: a CTA owns queries.
 void launch_backward_queries(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
-/// dK and dV, the column sums of dS, and what each tile of keys adds to dQ and the row sums, where is_fused(dim): by tiles that want bytes_of_wide(dim)
-/// of shared memory.
-void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
-int bytes_of_wide(int64_t dim);
+/// dK and dV, the column sums of dS, and what each tile of keys adds to dQ and the row sums, where is_fused(dim), by the largest tiles that
+/// `shared_bytes` have place for: at least bytes_of_wide(dim).least.
+void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan,
+                          int shared_bytes);
+struct WideBytes {
+  int least, largest;
+};
+WideBytes bytes_of_wide(int64_t dim);
 /// The same at head dim 96 by tiles that want less.
 void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dQ from its sums.

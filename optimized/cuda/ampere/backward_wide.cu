@@ -48,12 +48,14 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
     // `seen`: by a query of the stage, as both warps of these keys know.
     const auto finish = [&](int step, bool seen) {
       __syncthreads();
+      constexpr int kEarly = Sizes::kEarlyTiles;
+      if constexpr (kEarly > 0) warp.template add_grad_query<0, kEarly>(p, tile.row, step);
       if (seen) warp.add_others(r, stage_of(step));
       if constexpr (Sizes::kStages == 1) {  // all have read it; the next one comes under dQ's products
         __syncthreads();
         load(step + 1);
       }
-      warp.add_grad_query(p, tile.row, step);
+      warp.template add_grad_query<kEarly, Sizes::kQueryTiles - kEarly>(p, tile.row, step);
       add_row_sums(shared, 0, p.workspace.row_sums + int64_t{tile.row} * p.padded_queries + step * kColumns);
     };
     for (int step = first; step < past;) {

@@ -19,6 +19,8 @@ struct WideSizes {
   static constexpr bool kEveryOther = kDim % 64 != 0;  // sixteen columns are one half's, the next the other's
   static constexpr int kColumns = 64, kBuffers = 1, kQueryParts = kEveryOther ? 4 : kDim <= 128 ? 2 : 1;
   static constexpr int kStages = kStageCount;
+  // dQ's sixteens of queries a warp, and how many of them come before the others' products, under which their sums leave.
+  static constexpr int kQueryTiles = kColumns / 16 / kQueryParts, kEarlyTiles = kQueryTiles > 2 ? 2 : 0;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
 };
 
@@ -270,10 +272,12 @@ struct WideWarp {
         [&](const OtherFragments& of, int i) { multiply(i < kSteps ? r.value : r.key, of.left, of); });
   }
 
-  /// By all warps, after a barrier: what a stage adds to dQ. A warp has a part of the queries and some groups of sixteen columns of K.
+  /// By all warps, after a barrier: what a stage adds to dQ. A warp has a part of the queries, of which these are kTiles sixteens from the kFirst-th on,
+  /// and some groups of sixteen columns of K.
+  template <int kFirst, int kTiles>
   __device__ __forceinline__ void add_grad_query(const BackwardParameters& p, int row, int step) const {
     constexpr int kParts = Sizes::kQueryParts, kGroups = kDim / 16 / (Sizes::kWarps / kParts),
-                  kQueryTiles = kColumns / 16 / kParts, kKeySteps = SteppedOffsets<kDim>::kSteps,
+                  kQueryTiles = Sizes::kQueryTiles, kKeySteps = SteppedOffsets<kDim>::kSteps,
                   kQuerySteps = SteppedOffsets<kColumns>::kSteps;
     static_assert(kGroups * (Sizes::kWarps / kParts) * 16 == kDim && (kEveryOther || kGroups <= kKeySteps) &&
                   kQueryTiles <= kQuerySteps);
@@ -283,9 +287,9 @@ struct WideWarp {
     const uint32_t keys = ptx::shared_address(shared.first_kept) + offsets.panel(group),
                    scores = ptx::shared_address(shared.grad_scores[0]) + score_offsets.panel(query_tile);
     struct Fragments {
-      uint32_t left[kQueryTiles][4], right[kGroups][4];
+      uint32_t left[kTiles][4], right[kGroups][4];
     };
-    float sums[kGroups][kQueryTiles][2][4] = {};
+    float sums[kGroups][kTiles][2][4] = {};
     load_ahead<Fragments, Sizes::kRows / 16>(
         [&](Fragments& of, int i) {
 #pragma unroll
@@ -294,26 +298,27 @@ struct WideWarp {
                                                            keys + tile_bytes<kDim>(16 * i) +
                                                            (kEveryOther ? 64 * g : 0));
 #pragma unroll
-          for (int t = 0; t < kQueryTiles; ++t)
-            ptx::load_matrices_transposed(of.left[t], (score_offsets.right[t] ^ query_tile % kQuerySteps << 5) +
-                                                          scores + tile_bytes<kColumns>(16 * i));
+          for (int t = 0; t < kTiles; ++t)
+            ptx::load_matrices_transposed(of.left[t],
+                                          (score_offsets.right[kFirst + t] ^ query_tile % kQuerySteps << 5) + scores +
+                                              tile_bytes<kColumns>(16 * i));
         },
         [&](const Fragments& of, int) {
 #pragma unroll
-          for (int t = 0; t < kQueryTiles; ++t)
+          for (int t = 0; t < kTiles; ++t)
 #pragma unroll
             for (int g = 0; g < kGroups; ++g) {
               ptx::multiply_add<Element>(sums[g][t][0], of.left[t], of.right[g][0], of.right[g][1]);
               ptx::multiply_add<Element>(sums[g][t][1], of.left[t], of.right[g][2], of.right[g][3]);
             }
         });
-    float* tile =
-        grad_query_tile<kDim>(p.workspace, int64_t{row} * p.padded_queries, step * kColumns + 16 * query_tile) +
-        256 * group;
+    float* tile = grad_query_tile<kDim>(p.workspace, int64_t{row} * p.padded_queries,
+                                        step * kColumns + 16 * (query_tile + kFirst)) +
+                  256 * group;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
 #pragma unroll
-      for (int i = 0; i < kQueryTiles; ++i)
+      for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int c = 0; c < 2; ++c)
           add_to_tile(tile + 16 * kDim * i + 128 * (2 * (kEveryOther ? 2 * g : g) + c), sums[g][i][c]);

@@ -21,8 +21,6 @@ struct ForwardSizes {
   static constexpr int kKeysAtOnce = kDim == 96 || kDim == 256 ? kKeys : 16, kStages = 2;
   // The first sixteen columns of queries that stay in registers, by what these hold beside output and scores.
   static constexpr int kHeldSteps = kDim <= 64 ? kDim / 16 : kDim == 96 ? 4 : kDim == 128 ? 0 : 12;
-  // K and V come from running addresses, as those of windows do.
-  static constexpr bool kRunning = kDim == 96 || kDim == 256;
 };
 
 /// The same of floats.
@@ -35,7 +33,6 @@ struct FloatForwardSizes {
   static constexpr int kKeys = kDim <= 64 ? 32 : 16;
   static constexpr int kKeysAtOnce = kKeys, kStages = 2;
   static constexpr int kHeldSteps = 0;
-  static constexpr bool kRunning = false;
 };
 
 template <typename Element, int kDim>

@@ -26,8 +26,6 @@ struct ForwardTile {
   static constexpr int kRowTiles = Sizes::kRowTiles, kKeys = Sizes::kKeys, kKeysAtOnce = Sizes::kKeysAtOnce;
   static constexpr int kScoreTiles = kKeys / 8, kOutputTiles = kDim / 8;
 
-  static constexpr bool kRunning = kEdges || Sizes::kRunning;
-
   // A thread's rows are 16·tile + 8·h + lane / 4 of its warp's.
   struct Registers {
     float score[kRowTiles][kScoreTiles][4];
@@ -363,11 +361,11 @@ struct ForwardTile {
         else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
       }
       [[maybe_unused]] typename Loads::Sources sources;
-      if constexpr (kRunning) sources = loads.sources_from(n);
+      if constexpr (!kFloat) sources = loads.sources_from(n);
         // Nothing of the special blocks is in the loop of most.
 #pragma unroll 1
       for (; n > first && n * kKeys >= cut; --n) {
-        if constexpr (kRunning) loads.advance(sources, n, first);
+        if constexpr (!kFloat) loads.advance(sources, n, first);
         else loads.template advance<false>(n, first);
         visit_clean(r, n);
       }

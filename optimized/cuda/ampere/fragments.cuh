@@ -125,9 +125,9 @@ struct RowCopies {
       if (kRows % kRowsAtOnce != 0 && begin + row >= kRows) break;
 #pragma unroll
       for (int i = 0; i < kDim / 8 / kLanes; ++i) {
-        const bool valid = first + begin < length && i * kLanes < chunks;
-        ptx::copy_chunk(shared + tile_bytes<kDim>(begin) + i * kLanes * 16, valid ? source + i * kLanes * 16 : data,
-                        valid);
+        // No other address where nothing is read: a copy that chooses one waits until the copy before has read its own.
+        ptx::copy_chunk(shared + tile_bytes<kDim>(begin) + i * kLanes * 16, source + i * kLanes * 16,
+                        first + begin < length && i * kLanes < chunks);
       }
       source += kRowsAtOnce * token_stride * 2;
     }

@@ -81,20 +81,25 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kRowTiles][kColumns]
   }
 }
 
-/// sums += left · the 16 rows of kDim columns at `right`, a lane's address.
+/// The step-th sixteen columns' part of sums += left · the 16 rows of kDim columns at `right`, a lane's address.
+template <typename Element, int kDim, int kRowTiles>
+__device__ __forceinline__ void multiply_columns(float (&sums)[kRowTiles][kDim / 8][4],
+                                                 const uint32_t (&left)[kRowTiles][4], uint32_t right, int step) {
+  uint32_t of_right[4];
+  ptx::load_matrices_transposed(of_right, at_step<kDim>(right, step));
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    ptx::multiply_add<Element>(sums[tile][2 * step], left[tile], of_right[0], of_right[1]);
+    ptx::multiply_add<Element>(sums[tile][2 * step + 1], left[tile], of_right[2], of_right[3]);
+  }
+}
+
+/// All of it.
 template <typename Element, int kDim, int kRowTiles>
 __device__ __forceinline__ void multiply_columns(float (&sums)[kRowTiles][kDim / 8][4],
                                                  const uint32_t (&left)[kRowTiles][4], uint32_t right) {
 #pragma unroll
-  for (int step = 0; step < kDim / 16; ++step) {
-    uint32_t of_right[4];
-    ptx::load_matrices_transposed(of_right, at_step<kDim>(right, step));
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      ptx::multiply_add<Element>(sums[tile][2 * step], left[tile], of_right[0], of_right[1]);
-      ptx::multiply_add<Element>(sums[tile][2 * step + 1], left[tile], of_right[2], of_right[3]);
-    }
-  }
+  for (int step = 0; step < kDim / 16; ++step) multiply_columns<Element, kDim, kRowTiles>(sums, left, right, step);
 }
 
 /// A thread's part of the copies of one head's rows to tiles in shared memory: zeros past `length` rows and `dim` columns, a multiple of 8. The

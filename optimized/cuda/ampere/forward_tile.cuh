@@ -1,8 +1,8 @@
 #pragma once
 // One warp's work on a tile of queries.
 //
-// Key blocks are visited from the diagonal back to the boundary. Some keys at a time, a block's logits become weights and are multiplied with V; the
-// next block's logits take their registers at once, so that the tensor core has work under the exponentials.
+// Key blocks are visited from the diagonal back to the boundary: a block's logits become weights and are multiplied with V, and the next block's logits
+// take their registers (forward_step.cuh).
 
 #include <algorithm>
 #include <numbers>

@@ -1,19 +1,11 @@
 #pragma once
 // A block of keys in the forward: its logits become weights, O += P V, and S of the block before it takes the logits' registers.
 
+#include "optimized/cuda/ampere/float_products.cuh"
+#include "optimized/cuda/ampere/fragments.cuh"
 #include "optimized/cuda/arithmetic.cuh"
-#include "optimized/cuda/ptx/keep_order.cuh"
 
 namespace lethe::ampere {
-
-/// keep_order at one of kPlaces places, each with a loop of its own.
-template <int kPlaces, int kPlace = 0>
-__device__ __forceinline__ void keep_order_at(int place, uint32_t number) {
-  if constexpr (kPlace < kPlaces) {
-    if (place == kPlace) return ptx::keep_order<kPlace>(number);
-    keep_order_at<kPlaces, kPlace + 1>(place, number);
-  }
-}
 
 /// The weights of column tile `column` of row tile i, in the place of its logits, and the rows' sums. `hidden`, unless null: the first key that a row
 /// sees, less the lane's first column. Returns bits of all four: 0 or at least 2²³, since no weight is subnormal.

@@ -4,6 +4,7 @@
 #include "optimized/cuda/attention.hpp"
 #include "optimized/cuda/ptx/address.cuh"
 #include "optimized/cuda/ptx/copy_async.cuh"
+#include "optimized/cuda/ptx/keep_order.cuh"
 #include "optimized/cuda/ptx/mma.cuh"
 
 namespace lethe::ampere {
@@ -100,6 +101,15 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[kRowTiles][kDim /
                                                  const uint32_t (&left)[kRowTiles][4], uint32_t right) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) multiply_columns<Element, kDim, kRowTiles>(sums, left, right, step);
+}
+
+/// ptx::keep_order at the place-th of kPlaces unrolled places.
+template <int kPlaces, int kPlace = 0>
+__device__ __forceinline__ void keep_order_at(int place, uint32_t number) {
+  if constexpr (kPlace < kPlaces) {
+    if (place == kPlace) return ptx::keep_order<kPlace>(number);
+    keep_order_at<kPlaces, kPlace + 1>(place, number);
+  }
 }
 
 /// A thread's part of the copies of one head's rows to tiles in shared memory: zeros past `length` rows and `dim` columns, a multiple of 8. The

@@ -23,7 +23,7 @@ OF_CUDA = 1024  # bytes that CUDA reserves from compute capability 9.0 on
 
 # Bytes of a kernel's local memory, its spills included, by a pattern of its mangled name; 0 where none matches. As counted in the code of 8.0, which both
 # GPUs run, 9.0 and 12.0: the most are float32's forward at head dim 128 and the wide backward at 128, both on 8.0.
-LOCAL = [(r"ampere\w*forward_tilesIf\w*SizesILi128E", 480), (r"ampere\w*backward_wide\w*SizesILi128E", 288),
+LOCAL = [(r"ampere\w*forward_tilesIf\w*SizesILi128E", 480), (r"ampere\w*backward_wide\w*SizesILi128E", 296),
          (r"ampere\w*(forward_tiles|backward_(keys|queries|wide))", 264), (r"scan_(norms_)?and_bound", 64)]
 
 

@@ -58,7 +58,7 @@ HIGHEST_GHZ = 1.98  # of an H100 SXM and an H200, where a time comes without its
 # kernel: (FLOPs of a pair in units of the head dim, {pattern of a loop's kernel: such FLOPs that it computes}). The forward's instances for windows are
 # not meant. A Hopper GPU runs two kernels in the fixed order alone.
 OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16NS0_12ForwardSizesILi{dim}EEELb0E": 4}) for dim in (64, 128)} | {
-    ("lethe", "backward", 64): (10, {r"ampere\w*backward_wideI13__nv_bfloat16NS0_9WideSizesILi64E": 10})} | {
+    ("lethe", "backward", 64): (10, {r"ampere\w*backward_wideI13__nv_bfloat16NS0_9WideSizesILi64ELi2E": 10})} | {
     ("lethe", TWO, dim): (10, {
         rf"ampere\w*backward_keysI13__nv_bfloat16NS0_10SweepSizesILi{dim}E": 8,
         rf"ampere\w*backward_queriesI13__nv_bfloat16Li{dim}E": 6}) for dim in (64, 128)}

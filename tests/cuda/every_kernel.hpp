@@ -26,10 +26,16 @@ class EveryKernel : public ::testing::TestWithParam<Instance> {
       family_under_test = Family::kHopper;
       window_under_test = kLargestWindow;
     }
+    if (family_under_test == Family::kAmpereOfLess) {
+      family_under_test = Family::kAmpere;
+      shared_bytes_under_test = ampere::bytes_of_wide(dim()).largest - 1;
+    }
     const bool hopper = family_under_test == Family::kHopper;
     if (!have_gpu(hopper)) GTEST_SKIP() << "needs a GPU of compute capability " << (hopper ? "9.0" : "8.0 or more");
   }
-  void TearDown() override { family_under_test = Family::kHopper, window_under_test = kNoWindow; }
+  void TearDown() override {
+    family_under_test = Family::kHopper, window_under_test = kNoWindow, shared_bytes_under_test.reset();
+  }
   Dtype dtype() const { return std::get<Dtype>(GetParam()); }
   int64_t dim() const { return std::get<int64_t>(GetParam()); }
   Shape shape(int64_t batch, int64_t queries, int64_t keys, int64_t heads, int64_t query_heads) const {
@@ -50,10 +56,11 @@ inline auto short_rows(Dtype dtype) {
 inline auto wide_short_rows() { return instances_of(Family::kHopper, {136, 160, 192, 200, 248}); }
 inline auto other_short_rows() { return instances_of(Family::kHopper, {8, 24, 32, 48, 56, 72, 80, 88, 104, 112, 120}); }
 inline auto ampere_instances() { return instances_of(Family::kAmpere, {32, 64, 96, 128, 256}); }
+inline auto ampere_instances_of_less() { return instances_of(Family::kAmpereOfLess, {64, 96, 128}); }
 inline auto float_instances() { return instances_of(Family::kAmpere, {32, 64, 128}, {Dtype::kFloat32}); }
 
 inline std::string name_of_instance(const ::testing::TestParamInfo<Instance>& info) {
-  const char* prefixes[] = {"", "windows_", "sm_80_"};
+  const char* prefixes[] = {"", "windows_", "sm_80_", "less_shared_sm_80_"};
   return prefixes[static_cast<int>(std::get<Family>(info.param))] + dtype_name(std::get<Dtype>(info.param)) + "_" +
          std::to_string(std::get<int64_t>(info.param));
 }

@@ -18,6 +18,9 @@ namespace lethe::testing {
 /// The window of the calls: by kLargestWindow, which hides nothing, the Hopper family runs its instances for windows.
 inline int window_under_test = kNoWindow;
 
+/// The shared memory of a CTA for kAmpere's backward; null: the device's.
+inline std::optional<int> shared_bytes_under_test;
+
 struct HopperKernels {
   using Plan = lethe::Plan;
 
@@ -59,12 +62,14 @@ struct AmpereKernels {
     ampere::launch_forward_tiles(arguments, plan);
   }
   static void launch_backward(const BackwardArguments& arguments, Workspace& workspace, const Plan& plan) {
-    ampere::launch_backward_passes(arguments, ampere::backward_workspace_in(workspace, arguments.shape), plan);
+    ampere::launch_backward_passes(arguments, ampere::backward_workspace_in(workspace, arguments.shape), plan,
+                                   shared_bytes_under_test.value_or(ampere::shared_bytes_of_device()));
   }
   static std::optional<int32_t> repeated_tiles(const Plan&) { return std::nullopt; }  // each CTA repeats its own
 };
 
-enum class Family { kHopper, kHopperWindows, kAmpere };  // kHopperWindows: kHopper, with kLargestWindow
+// kHopperWindows: kHopper, with kLargestWindow. kAmpereOfLess: kAmpere, where the backward's largest tiles find too little shared memory.
+enum class Family { kHopper, kHopperWindows, kAmpere, kAmpereOfLess };
 
 /// The family that run_forward and run_backward run: set for each test of EveryKernel.
 inline Family family_under_test = Family::kHopper;

@@ -258,6 +258,7 @@ INSTANTIATE_TEST_SUITE_P(OfWindows, Backward, testing::window_instances(), testi
 INSTANTIATE_TEST_SUITE_P(OfShortRows, Backward, testing::short_rows(Dtype::kBFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfShorterRows, Backward, testing::short_rows(Dtype::kFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Backward, testing::ampere_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfLessShared, Backward, testing::ampere_instances_of_less(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfFloats, Backward, testing::float_instances(), testing::name_of_instance);
 
 class BackwardOfShortRows : public testing::EveryKernel {};

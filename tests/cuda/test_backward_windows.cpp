@@ -144,6 +144,7 @@ INSTANTIATE_TEST_SUITE_P(EveryKernel, BackwardWindows, testing::hopper_instances
 INSTANTIATE_TEST_SUITE_P(OfShortRows, BackwardWindows, testing::short_rows(Dtype::kBFloat16),
                          testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, BackwardWindows, testing::ampere_instances(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfLessShared, BackwardWindows, testing::ampere_instances_of_less(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfFloats, BackwardWindows, testing::float_instances(), testing::name_of_instance);
 
 }  // namespace

@@ -52,8 +52,9 @@ def sides(*works):
 
 
 class Ratios(unittest.TestCase):
-    def compare(self, sides, at_most=False, **times):
-        row = portable.Row("row", "", {"forward": (1.2, 1.1) if at_most else (1.0, 1.2), "backward": (1.0, 1.2)}, None, at_most)
+    def compare(self, sides, at_most=False, bounds=None, **times):
+        usual = {"forward": (1.2, 1.1) if at_most else (1.0, 1.2), "backward": (1.0, 1.2)}
+        row = portable.Row("row", "", usual if bounds is None else bounds, None, at_most)
         series = {(i, direction): times.get(side.name, [1.0]) for i, side in enumerate(sides) for direction in portable.DIRECTIONS}
         return next(portable.compared(row, sides, series))
 
@@ -66,6 +67,12 @@ class Ratios(unittest.TestCase):
     def test_count_work(self):
         pruned = self.compare(sides(25, 100), ours=[1.0], first=[5.0])
         self.assertEqual((pruned["work"], pruned["ratio"], pruned["reached"]), (0.25, 1.25, "aim"))
+
+    def test_without_bounds_reach_none(self):
+        line = self.compare(sides(1, 1), bounds={}, ours=[1.0], first=[0.5])
+        self.assertEqual((line["ratio"], line["must"], line["aim"], line["reached"]), (0.5, None, None, ""))
+        line |= {"row": "row", "family": "portable", "head_dim": 96, "error": None}
+        self.assertTrue(portable.printed(line).endswith(" 0.500 ± 0.000"), portable.printed(line))
 
     def test_of_time_are_bounded_from_above(self):
         for time, reached in ((1.0, "aim"), (1.15, "must"), (1.25, "no")):
@@ -83,8 +90,8 @@ class Rows(unittest.TestCase):
                                   capture_output=True, text=True, env=os.environ | {"OMP_WAIT_POLICY": "passive"})
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             found = json.loads(output.read_text())
-        self.assertEqual((found["commit"], found["gpu"], found["length"], len(found["rows"])), ("c0", "cpu", 256, 38))
-        self.assertEqual(len(done.stdout.splitlines()), 39)
+        self.assertEqual((found["commit"], found["gpu"], found["length"], len(found["rows"])), ("c0", "cpu", 256, 44))
+        self.assertEqual(len(done.stdout.splitlines()), 45)
         self.assertEqual({line["row"] for line in found["rows"]}, {row.name for row in portable.ROWS})
 
     def measure(self, row, change):

@@ -25,9 +25,10 @@ def portable_table(path):
             if name not in line:
                 raise BadResult(f"{path}: {' '.join(case)}: expected {name}, found none")
         bound = "≤" if line["at_most"] else "≥"
+        bounds = "" if line["must"] is None else f"{bound} {line['must']}, {bound} {line['aim']}"
         rows.append([*case, line["direction"], number(line["milliseconds"]), f"{line['beside']}, {number(line['beside_milliseconds'])}",
                      "" if line["work"] == 1 else number(line["work"]), with_band(line["ratio"], line["ratio_spread"]),
-                     f"{bound} {line['must']}, {bound} {line['aim']}", line["reached"]])
+                     bounds, line["reached"]])
     return table(["row", "case", "direction", "ms", "beside, ms", "work over theirs", "ratio", "must, aim", "reached"], rows)
 
 
@@ -36,11 +37,14 @@ def portable_page(path):
     shapes = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}: {line['batch']} × {line['tokens']} × {line['heads']}"
                            for line in found["rows"] if not line["error"])
     left_out = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}, {name}: {why.rstrip('.')}" for line in found["rows"] for name, why in line.get("left_out", {}).items())
+    without_bounds = ""
+    if any(line.get("must", 0) is None for line in found["rows"]):
+        without_bounds = " A row without must and aim compares with what other GPUs have: cuDNN's kernels by `wgmma` run on Hopper alone."
     return (
         f"# {path.stem}\n\n{portable_table(path)}\n`portable`: the kernels for every GPU (`LETHE_KERNELS=portable`); `hopper`: those of compute capability 9.0. "
         "Both sides of a row ran in turn; the ratio is the other side's time per work over ours (window: ours over the other's), its median over rounds ± the "
         "standard deviation. Work: visited pairs beside our own calls, 1 beside Torch's attention, which has no gate. Forward keeps what the backward needs; "
-        "backward has the gate's gradient. Before its times each side was checked against float64, Torch's against ours with an open gate.\n\n"
+        f"backward has the gate's gradient. Before its times each side was checked against float64, Torch's against ours with an open gate.{without_bounds}\n\n"
         f"Batch × tokens × heads: {'; '.join(shapes) or 'none'}.{' Left out: ' + '; '.join(left_out) + '.' if left_out else ''}\n\n"
         f"`optimized/benchmarks/cuda/portable.py`, {found['rounds']} rounds, T = {found['length']}; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, "
         f"driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"

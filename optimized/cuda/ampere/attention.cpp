@@ -56,7 +56,7 @@ void backward(const BackwardArguments& a) {
                .boundary_given = true,
                .stream = a.stream},
               plan, nullptr);
-  launch_backward_passes(a, workspace, plan);
+  launch_backward_passes(a, workspace, plan, shared_bytes_of_device());
 }
 
 namespace {
@@ -64,26 +64,34 @@ namespace {
 enum class Kernels { kKeysAndQueries, kFused, kWide };
 
 /// The fastest, of those that sum in one fixed order where that is asked for.
-Kernels kernels_of(const BackwardArguments& a) {
+Kernels kernels_of(const BackwardArguments& a, int shared_bytes) {
   const int64_t dim = dim_of_instance(a.shape);
   if (a.deterministic || a.dtype == Dtype::kFloat32 || !is_fused(dim)) return Kernels::kKeysAndQueries;
-  if (dim == 96) return Kernels::kFused;
-  int device, bytes;
-  cuda_check(cudaGetDevice(&device), "backward");
-  cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "backward");
-  return bytes_of_wide(dim) <= bytes ? Kernels::kWide : Kernels::kKeysAndQueries;
+  if (bytes_of_wide(dim).least <= shared_bytes) return Kernels::kWide;
+  return dim == 96 ? Kernels::kFused : Kernels::kKeysAndQueries;
 }
 
 }  // namespace
 
-void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
+int shared_bytes_of_device() {
+  int device, bytes;
+  cuda_check(cudaGetDevice(&device), "backward");
+  cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "backward");
+#ifdef TRIAL_SHARED_BYTES  // as on a smaller GPU: 166912 of an A100, 101376 of an L40S
+  return bytes < TRIAL_SHARED_BYTES ? bytes : TRIAL_SHARED_BYTES;
+#endif
+  return bytes;
+}
+
+void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan,
+                            int shared_bytes) {
   launch_backward_prepare(arguments, workspace, plan);
-  const Kernels kernels = kernels_of(arguments);
+  const Kernels kernels = kernels_of(arguments, shared_bytes);
   if (kernels == Kernels::kKeysAndQueries) {
     launch_backward_keys(arguments, workspace, plan);
     launch_backward_queries(arguments, workspace, plan);
   } else {
-    if (kernels == Kernels::kWide) launch_backward_wide(arguments, workspace, plan);
+    if (kernels == Kernels::kWide) launch_backward_wide(arguments, workspace, plan, shared_bytes);
     else launch_backward_fused(arguments, workspace, plan);
     launch_backward_finish(arguments, workspace);
   }

@@ -19,9 +19,8 @@ size_t backward_workspace_bytes(const Shape& shape);
 ///           c_i − c_j is added to each logit from prefixes in two floats
 void forward(const ForwardArguments& arguments);
 
-/// AttentionFamily::backward. Each gradient is summed in one fixed order with `deterministic`, in float32, at head dims up to 32, and at those from 33 to
-/// 64 and above 96 where a CTA may not have bytes_of_wide() of shared memory (backward.hpp). Else key tiles add to dq and to the gate's row sums in any
-/// order.
+/// AttentionFamily::backward. Each gradient is summed in one fixed order with `deterministic`, in float32, at head dims up to 32, and at those above 96
+/// where a CTA may not have bytes_of_wide().least of shared memory (backward.hpp). Else key tiles add to dq and to the gate's row sums in any order.
 ///
 /// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling
 ///           there. P has log_normalizer's error as a factor. dO_i·o_i in float, of values + residual. The row and column sums of the

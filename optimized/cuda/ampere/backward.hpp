@@ -29,9 +29,13 @@ constexpr bool is_fused(int64_t dim) { return dim >= 64; }
 /// The arrays of a backward's workspace, after those of its plan.
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape);
 
-/// The gradients of a backward whose plan has been launched on the same stream, by the passes below: prepare; keys and queries, or fused and finish;
-/// gate. Each throws std::runtime_error for a CUDA error.
-void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
+/// The shared memory that a CTA may have, and so what decides between kernels.
+int shared_bytes_of_device();
+
+/// The gradients of a backward whose plan has been launched on the same stream, by the passes below: prepare; keys and queries, or wide or fused and
+/// finish; gate. A CTA has at most `shared_bytes`, from 99 KB on. Each throws std::runtime_error for a CUDA error.
+void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan,
+                            int shared_bytes);
 
 /// Δ_i = dO_i·o_i, the rows' bias and numbers; clears what the fused kernel adds to. One pass over o, its residual and dO, or over a given Δ.
 void launch_backward_prepare(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
@@ -39,11 +43,16 @@ void launch_backward_prepare(const BackwardArguments& arguments, const BackwardW
 void launch_backward_keys(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dQ, and the row sums of dS: a CTA owns queries.
 void launch_backward_queries(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
-/// dK and dV, the column sums of dS, and what each tile of keys adds to dQ and the row sums: at head dim 96.
+/// dK and dV, the column sums of dS, and what each tile of keys adds to dQ and the row sums, where is_fused(dim), by the largest tiles that
+/// `shared_bytes` have place for: at least bytes_of_wide(dim).least.
+void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan,
+                          int shared_bytes);
+struct WideBytes {
+  int least, largest;
+};
+WideBytes bytes_of_wide(int64_t dim);
+/// The same at head dim 96 by tiles that want less.
 void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
-/// The same by other tiles, at 64, 128 and 256, which want bytes_of_wide(dim) of shared memory.
-void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
-int bytes_of_wide(int64_t dim);
 /// dQ from its sums.
 void launch_backward_finish(const BackwardArguments& arguments, const BackwardWorkspace& workspace);
 /// d log f from the sums: gate/gradient.cuh.

@@ -31,7 +31,7 @@ struct SweepSizes {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;  // of 16 rows, a warp
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
-  static constexpr int kColumns = kDim <= 128 ? 64 : 16;  // of a stage
+  static constexpr int kColumns = kDim <= 128 ? 64 : 16, kStages = 2;  // of a stage
   static constexpr bool kFirstInShared = false, kSecondInRegisters = kDim <= 128;
 };
 
@@ -42,7 +42,7 @@ struct FloatSweepSizes {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
   static constexpr int kWarps = kDim <= 64 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
-  static constexpr int kColumns = 16;
+  static constexpr int kColumns = 16, kStages = 2;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
 };
 
@@ -55,7 +55,7 @@ struct FusedSizes {
   static constexpr int kDim = kHeadDim, kPitch = kDim;
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
   static constexpr int kRows = kGateBlock, kWarps = kRows / (16 * kRowTiles), kThreads = 32 * kWarps;
-  static constexpr int kColumns = 32, kBuffers = 2;
+  static constexpr int kColumns = 32, kBuffers = 2, kStages = 2;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = kRowTiles == 1;
   static_assert(kDim % 16 == 0 && kDim / 16 <= kWarps);
 };
@@ -88,7 +88,7 @@ struct BackwardShared {
   alignas(128) char first_kept[kFirstKept ? kLeftBytes : 128];
   alignas(128) char second_kept[kSecondKept ? kLeftBytes : 128];
   union {
-    BackwardStage<Sizes> stage[2];
+    BackwardStage<Sizes> stage[Sizes::kStages];
     alignas(128) char left[Sizes::kPitch == Sizes::kDim ? std::max(1, kPassing) * kLeftBytes : 128];
   };
   tile::Tile<Sizes::kRows> tile;
@@ -119,11 +119,15 @@ __device__ __forceinline__ Element* rows_of(const MutableOperand& gradient, int6
 }
 
 /// A warp's 16·kRowTiles rows of a head's gradient, from first_row on, of which `rows` are left, row_elements apart. By way of `own`, shared memory
-/// of the warp.
-template <typename Element, int kDim, int kRowTiles>
+/// of the warp. kEveryOther: these are every other sixteen of the gradient's columns, the first of them at `gradient`.
+template <typename Element, int kDim, int kRowTiles, bool kEveryOther = false>
 __device__ __forceinline__ void store_rows(const float (&sums)[kRowTiles][kDim / 8][4], float scale, char* own,
                                            void* gradient, int64_t first_row, int rows, int64_t row_elements, int dim) {
   const int lane = threadIdx.x % 32;
+  const auto place = [](uint32_t row, uint32_t chunk) {
+    if constexpr (kDim % 32 == 0) return ptx::swizzled_chunk<kDim>(row, chunk);
+    else return row * (kDim * 2) + chunk * 16;
+  };
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i)
@@ -131,15 +135,15 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kRowTiles][kDim /
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int d = 0; d < kDim / 8; ++d)
-        *reinterpret_cast<uint32_t*>(own + ptx::swizzled_chunk<kDim>(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
+        *reinterpret_cast<uint32_t*>(own + place(16 * i + 8 * h + lane / 4, d) + lane % 4 * 4) =
             pack<Element>(sums[i][d][2 * h] * scale, sums[i][d][2 * h + 1] * scale);
   __syncwarp();
   constexpr int kChunks = kDim / 8;
   for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    if (row >= rows || chunk * 8 >= dim) continue;
+    const int row = i / kChunks, chunk = i % kChunks, to = kEveryOther ? chunk / 2 * 4 + chunk % 2 : chunk;
+    if (row >= rows || to * 8 >= dim) continue;
     Element* out = static_cast<Element*>(gradient) + (first_row + row) * row_elements;
-    reinterpret_cast<uint4*>(out)[chunk] = *reinterpret_cast<const uint4*>(own + ptx::swizzled_chunk<kDim>(row, chunk));
+    reinterpret_cast<uint4*>(out)[to] = *reinterpret_cast<const uint4*>(own + place(row, chunk));
   }
   __syncwarp();
 }
@@ -241,11 +245,11 @@ struct BackwardWarp {
       const uint32_t second_left = ptx::shared_address(shared.second_kept) + tile_bytes<kDim>(warp_row) + offsets.left;
 #pragma unroll
       for (int k = 0; k < kDim / 16; ++k) {
-        multiply_rows<Element, kDim, true>(score, r.first_left, 0, first_right + offsets.right, k,
-                                           [&](int, int c) { return bias[c]; });
+        multiply_rows<Element, kDim, kDim / 16>(score, r.first_left, 0, first_right + offsets.right, k,
+                                                [&](int, int c) { return bias[c]; });
         if constexpr (kFirst)
-          multiply_rows<Element, kDim, kSecondInRegisters>(grad, r.second_left, second_left,
-                                                           second_right + offsets.right, k, delta_of);
+          multiply_rows<Element, kDim, kSecondInRegisters ? kDim / 16 : 0>(grad, r.second_left, second_left,
+                                                                           second_right + offsets.right, k, delta_of);
       }
     }
     mask(score);

@@ -33,22 +33,29 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
     for (int i = 0; i < Sizes::kRowTiles; ++i) r.sum[i][0] = r.sum[i][1] = 0;
     const StageCopies<Sizes> copies(p, batch, query_head, tile.row);
     const auto [first, past] = tile.steps();
+    const auto stage_of = [&](int step) -> BackwardStage<Sizes>& { return shared.stage[step & (Sizes::kStages - 1)]; };
     const auto load = [&, past = past](int step) {
-      if (step < past) copies.load(shared.stage[step & 1], step * kColumns, tile.is_near(step * kColumns));
+      if (step < past) copies.load(stage_of(step), step * kColumns, tile.is_near(step * kColumns));
       ptx::copies_commit();
     };
     load(first);
     const auto advance = [&](int step) {
       ptx::copies_wait<0>();
       __syncthreads();
-      load(step + 1);
+      if constexpr (Sizes::kStages > 1) load(step + 1);
     };
     const auto keep = [&](int column, const auto& grad, const auto&) { keep_row_sums(shared, 0, column, grad); };
     // `seen`: by a query of the stage, as both warps of these keys know.
     const auto finish = [&](int step, bool seen) {
       __syncthreads();
-      if (seen) warp.add_others(r, shared.stage[step & 1]);
-      warp.add_grad_query(p, tile.row, step);
+      constexpr int kEarly = Sizes::kEarlyTiles;
+      if constexpr (kEarly > 0) warp.template add_grad_query<0, kEarly>(p, tile.row, step);
+      if (seen) warp.add_others(r, stage_of(step));
+      if constexpr (Sizes::kStages == 1) {  // all have read it; the next one comes under dQ's products
+        __syncthreads();
+        load(step + 1);
+      }
+      warp.template add_grad_query<kEarly, Sizes::kQueryTiles - kEarly>(p, tile.row, step);
       add_row_sums(shared, 0, p.workspace.row_sums + int64_t{tile.row} * p.padded_queries + step * kColumns);
     };
     for (int step = first; step < past;) {
@@ -56,14 +63,14 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
       for (; step < past && tile.is_special(step * kColumns); ++step) {
         advance(step);
         const bool seen = !tile.is_unseen(step * kColumns);
-        if (seen) tile.visit(r, shared.stage[step & 1], step * kColumns, keep);
+        if (seen) tile.visit(r, stage_of(step), step * kColumns, keep);
         else keep_no_grad_scores(shared, 0);
         finish(step, seen);
       }
 #pragma unroll 1
       for (; step < past && !tile.is_special(step * kColumns); ++step) {
         advance(step);
-        tile.visit_clean(r, shared.stage[step & 1], keep);
+        tile.visit_clean(r, stage_of(step), keep);
         finish(step, true);
       }
     }
@@ -93,28 +100,47 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
              p.value_dim);
 }
 
+// Two stages are the faster ones. At 256 they find no place; at 96 one has no GPU that lacks place for two.
 template <int kDim>
-inline constexpr int kWideBytes = sizeof(WideShared<WideSizes<kDim>>);
+using LargestSizes = WideSizes<kDim, kDim == 256 ? 1 : 2>;
+template <int kDim>
+using LeastSizes = WideSizes<kDim, kDim == 96 ? 2 : 1>;
+
+template <typename Element, typename Sizes>
+void launch(const BackwardArguments& arguments, BackwardParameters& p) {
+  const Shape& s = arguments.shape;
+  p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
+  p.tiles = int(s.batch * s.heads) * p.query_tiles;
+  p.section = section_of_key_tiles(s, sizeof(Element), p.prefix.window);
+  constexpr int kBytes = sizeof(WideShared<Sizes>);
+  const auto kernel = backward_wide<Element, Sizes>;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "backward");
+  launch_overlapping(kernel, p.tiles, Sizes::kThreads, kBytes, arguments.stream, p);
+}
+
+template <int kDim>
+constexpr WideBytes kWideBytes{sizeof(WideShared<LeastSizes<kDim>>), sizeof(WideShared<LargestSizes<kDim>>)};
+static_assert(kWideBytes<64>.least <= kSmallSharedBytes);
 
 }  // namespace
 
-int bytes_of_wide(int64_t dim) {
-  return dim == 64 ? kWideBytes<64> : dim == 128 ? kWideBytes<128> : dim == 256 ? kWideBytes<256> : INT_MAX;
+WideBytes bytes_of_wide(int64_t dim) {
+  switch (dim) {
+    case 64: return kWideBytes<64>;
+    case 96: return kWideBytes<96>;
+    case 128: return kWideBytes<128>;
+    case 256: return kWideBytes<256>;
+    default: return {INT_MAX, INT_MAX};
+  }
 }
 
-void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan) {
-  const Shape& s = arguments.shape;
+void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan,
+                          int shared_bytes) {
   BackwardParameters p = backward_parameters(arguments, workspace, plan);
-  for_dimension(arguments.dtype, s, [&]<typename Element, int kDim> {
-    if constexpr (sizeof(Element) == 2 && (kDim == 64 || kDim >= 128)) {
-      using Sizes = WideSizes<kDim>;
-      p.query_tiles = int((s.key_length + Sizes::kRows - 1) / Sizes::kRows);
-      p.tiles = int(s.batch * s.heads) * p.query_tiles;
-      p.section = section_of_key_tiles(s, sizeof(Element), p.prefix.window);
-      const auto kernel = backward_wide<Element, Sizes>;
-      cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideBytes<kDim>),
-                 "backward");
-      launch_overlapping(kernel, p.tiles, Sizes::kThreads, kWideBytes<kDim>, arguments.stream, p);
+  for_dimension(arguments.dtype, arguments.shape, [&]<typename Element, int kDim> {
+    if constexpr (sizeof(Element) == 2 && is_fused(kDim)) {
+      if (kWideBytes<kDim>.largest <= shared_bytes) launch<Element, LargestSizes<kDim>>(arguments, p);
+      else launch<Element, LeastSizes<kDim>>(arguments, p);
     }
   });
 }

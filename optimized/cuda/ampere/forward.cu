@@ -1,7 +1,6 @@
 // Launch of the forward kernel: parameters, one instance a type and head dimension.
 #include "optimized/cuda/ampere/forward.hpp"
 
-#include <limits>
 #include <numbers>
 
 #include "optimized/cuda/ampere/dimensions.hpp"
@@ -39,13 +38,10 @@ void launch_forward_tiles(const ForwardArguments& arguments, const Plan& plan) {
     p.residual = arguments.residual;
     p.log_normalizer = arguments.log_normalizer;
     p.visited_pairs = arguments.visited_pairs;
+    p.key_block_bytes = p.key.token_stride * 2 * Sizes::kKeys;
+    p.value_block_bytes = p.value.token_stride * 2 * Sizes::kKeys;
     if constexpr (kHasEdges<Element, kDim>) {
-      const auto block_bytes = [](const Operand& operand) { return operand.token_stride * 2 * Sizes::kKeys; };
-      constexpr int64_t kMost = std::numeric_limits<int>::max();
-      if (plan.prefix.window < kLargestWindow && block_bytes(p.key) <= kMost && block_bytes(p.value) <= kMost) {
-        p.key_block_bytes = int(block_bytes(p.key)), p.value_block_bytes = int(block_bytes(p.value));
-        return launch_edges<Element, kDim>(p, arguments.stream);
-      }
+      if (plan.prefix.window < kLargestWindow) return launch_edges<Element, kDim>(p, arguments.stream);
     }
     launch_forward<Element, Sizes, false>(p, arguments.stream);
   });

@@ -103,7 +103,7 @@ struct ForwardLoads {
   /// Before advance() from block n on.
   __device__ __forceinline__ Sources sources_from(int n) const {
     const int of_keys = n - kStages, of_values = n - (kStages - 1);
-    return {keys.data + int64_t{of_keys} * p.key_block_bytes, values.data + int64_t{of_values} * p.value_block_bytes,
+    return {keys.data + of_keys * p.key_block_bytes, values.data + of_values * p.value_block_bytes,
             p.scratch.key_bias + row_bias + of_keys * (kKeys / 2) + threadIdx.x};
   }
 

@@ -18,8 +18,9 @@ struct ForwardSizes {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kKeys = kDim <= 32 ? 64 : 32;  // with more, scores leave too few registers
-  static constexpr int kKeysAtOnce = 16, kStages = 2;
-  static constexpr bool kQueriesInRegisters = kDim <= 64;
+  static constexpr int kKeysAtOnce = 32, kStages = 2;
+  // Of sixteen columns, the first whose queries stay in registers: as many as there is place for beside output and scores.
+  static constexpr int kHeldSteps = kDim <= 96 ? kDim / 16 : kDim == 128 ? 0 : 12;
 };
 
 /// The same of floats.
@@ -31,7 +32,7 @@ struct FloatForwardSizes {
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kKeys = kDim <= 64 ? 32 : 16;
   static constexpr int kKeysAtOnce = kKeys, kStages = 2;
-  static constexpr bool kQueriesInRegisters = false;
+  static constexpr int kHeldSteps = 0;
 };
 
 template <typename Element, int kDim>
@@ -47,7 +48,7 @@ struct ForwardParameters : tile::ForwardShape {
   void *values, *residual;
   float* log_normalizer;
   int64_t* visited_pairs;
-  int key_block_bytes, value_block_bytes;  // of kKeys rows; for windows alone
+  int64_t key_block_bytes, value_block_bytes;  // of kKeys rows
 };
 
 template <typename Sizes>

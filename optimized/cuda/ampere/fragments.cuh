@@ -4,6 +4,7 @@
 #include "optimized/cuda/attention.hpp"
 #include "optimized/cuda/ptx/address.cuh"
 #include "optimized/cuda/ptx/copy_async.cuh"
+#include "optimized/cuda/ptx/keep_order.cuh"
 #include "optimized/cuda/ptx/mma.cuh"
 
 namespace lethe::ampere {
@@ -41,25 +42,25 @@ __host__ __device__ constexpr uint32_t tile_bytes(int rows) {
 template <int kDim, int kRowTiles>
 using LeftFragments = uint32_t[kRowTiles][kDim / 16][4];
 
-template <int kDim, int kRowTiles>
-__device__ __forceinline__ void load_lefts(LeftFragments<kDim, kRowTiles>& fragments, uint32_t lane_address) {
+/// The first kHeldSteps sixteen columns of them, from a tile of kDim columns.
+template <int kDim, int kRowTiles, int kHeldSteps>
+__device__ __forceinline__ void load_lefts(uint32_t (&fragments)[kRowTiles][kHeldSteps][4], uint32_t lane_address) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile)
 #pragma unroll
-    for (int step = 0; step < kDim / 16; ++step)
+    for (int step = 0; step < kHeldSteps; ++step)
       ptx::load_matrices(fragments[tile][step], at_step<kDim>(lane_address + tile_bytes<kDim>(16 * tile), step));
 }
 
 /// The k-th sixteen columns' part of sums = initial + left · rightᵀ, of kColumns · 8 rows of the tile at `right` (a lane's address, as `left`). Left
-/// fragments come from registers where kInRegisters, else from the tile at `left`. initial(row tile, column tile) is read at k = 0.
-template <typename Element, int kDim, bool kInRegisters, int kRowTiles, int kColumns, typename Fragments,
-          typename Initial>
+/// fragments of the first kHeldSteps k come from registers, others from the tile at `left`. initial(row tile, column tile) is read at k = 0.
+template <typename Element, int kDim, int kHeldSteps, int kRowTiles, int kColumns, typename Fragments, typename Initial>
 __device__ __forceinline__ void multiply_rows(float (&sums)[kRowTiles][kColumns][4], const Fragments& fragments,
                                               uint32_t left, uint32_t right, int k, Initial initial) {
   uint32_t of_left[kRowTiles][4];
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
-    if constexpr (kInRegisters) {
+    if (k < kHeldSteps) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) of_left[tile][i] = fragments[tile][k][i];
     } else {
@@ -81,19 +82,33 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kRowTiles][kColumns]
   }
 }
 
-/// sums += left · the 16 rows of kDim columns at `right`, a lane's address.
+/// The step-th sixteen columns' part of sums += left · the 16 rows of kDim columns at `right`, a lane's address.
+template <typename Element, int kDim, int kRowTiles>
+__device__ __forceinline__ void multiply_columns(float (&sums)[kRowTiles][kDim / 8][4],
+                                                 const uint32_t (&left)[kRowTiles][4], uint32_t right, int step) {
+  uint32_t of_right[4];
+  ptx::load_matrices_transposed(of_right, at_step<kDim>(right, step));
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    ptx::multiply_add<Element>(sums[tile][2 * step], left[tile], of_right[0], of_right[1]);
+    ptx::multiply_add<Element>(sums[tile][2 * step + 1], left[tile], of_right[2], of_right[3]);
+  }
+}
+
+/// All of it.
 template <typename Element, int kDim, int kRowTiles>
 __device__ __forceinline__ void multiply_columns(float (&sums)[kRowTiles][kDim / 8][4],
                                                  const uint32_t (&left)[kRowTiles][4], uint32_t right) {
 #pragma unroll
-  for (int step = 0; step < kDim / 16; ++step) {
-    uint32_t of_right[4];
-    ptx::load_matrices_transposed(of_right, at_step<kDim>(right, step));
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      ptx::multiply_add<Element>(sums[tile][2 * step], left[tile], of_right[0], of_right[1]);
-      ptx::multiply_add<Element>(sums[tile][2 * step + 1], left[tile], of_right[2], of_right[3]);
-    }
+  for (int step = 0; step < kDim / 16; ++step) multiply_columns<Element, kDim, kRowTiles>(sums, left, right, step);
+}
+
+/// ptx::keep_order at the place-th of kPlaces unrolled places.
+template <int kPlaces, int kPlace = 0>
+__device__ __forceinline__ void keep_order_at(int place, uint32_t number) {
+  if constexpr (kPlace < kPlaces) {
+    if (place == kPlace) return ptx::keep_order<kPlace>(number);
+    keep_order_at<kPlaces, kPlace + 1>(place, number);
   }
 }
 
@@ -125,9 +140,9 @@ struct RowCopies {
       if (kRows % kRowsAtOnce != 0 && begin + row >= kRows) break;
 #pragma unroll
       for (int i = 0; i < kDim / 8 / kLanes; ++i) {
-        const bool valid = first + begin < length && i * kLanes < chunks;
-        ptx::copy_chunk(shared + tile_bytes<kDim>(begin) + i * kLanes * 16, valid ? source + i * kLanes * 16 : data,
-                        valid);
+        // No other address where nothing is read: a copy that chooses one waits until the copy before has read its own.
+        ptx::copy_chunk(shared + tile_bytes<kDim>(begin) + i * kLanes * 16, source + i * kLanes * 16,
+                        first + begin < length && i * kLanes < chunks);
       }
       source += kRowsAtOnce * token_stride * 2;
     }

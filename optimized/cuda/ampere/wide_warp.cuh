@@ -1,20 +1,25 @@
 #pragma once
 // A warp of the wide backward: two share the rows of Sᵀ. Each has half of a stage's queries of S and dP, and half of the columns of dK and dV, for
-// which it multiplies its own P and dS from registers before the others' have arrived.
+// which it multiplies its own P and dS from registers before the others' have arrived. At head dim 96 these halves are every other sixteen columns, so
+// that a fragment's address is a lane's offset and a constant.
 
 #include "optimized/cuda/ampere/grad_query.cuh"
 #include "optimized/cuda/ampere/key_tile.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
-#include "optimized/cuda/ptx/keep_order.cuh"
 
 namespace lethe::ampere {
 
-template <int kHeadDim>
+/// With one stage the next queries are loaded once all warps have read these, and a CTA wants less shared memory.
+template <int kHeadDim, int kStageCount>
 struct WideSizes {
   static constexpr int kDim = kHeadDim, kPitch = kDim;
   static constexpr int kRowTiles = kDim <= 128 ? 2 : 1, kRows = 64 * kRowTiles;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
-  static constexpr int kColumns = kDim <= 128 ? 64 : 32, kBuffers = 1, kQueryParts = kColumns / 32;
+  static constexpr bool kEveryOther = kDim % 64 != 0;  // sixteen columns are one half's, the next the other's
+  static constexpr int kColumns = 64, kBuffers = 1, kQueryParts = kEveryOther ? 4 : kDim <= 128 ? 2 : 1;
+  static constexpr int kStages = kStageCount;
+  // dQ's sixteens of queries a warp, and how many of them come before the others' products, under which their sums leave.
+  static constexpr int kQueryTiles = kColumns / 16 / kQueryParts, kEarlyTiles = kQueryTiles > 2 ? 2 : 0;
   static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
 };
 
@@ -63,6 +68,7 @@ struct WideWarp {
   static constexpr bool kFloat = false;
   static constexpr int kDim = Sizes::kDim, kRowTiles = Sizes::kRowTiles, kColumns = Sizes::kColumns;
   static constexpr int kOwnColumns = kColumns / 2, kScoreTiles = kOwnColumns / 8, kOwnDims = kDim / 2;
+  static constexpr bool kEveryOther = Sizes::kEveryOther;
 
   struct Registers {
     float key[kRowTiles][kOwnDims / 8][4], value[kRowTiles][kOwnDims / 8][4];  // dK and dV
@@ -149,7 +155,9 @@ struct WideWarp {
     constexpr int kSteps = SteppedOffsets<kDim>::kSteps;
 #pragma unroll
     for (int d = 0; d < kOwnDims / 16; ++d)
-      if constexpr (kOwnDims % 64 == 0)
+      if constexpr (kEveryOther)
+        ptx::load_matrices_transposed(of.right[d], (offsets.left[0] ^ half << 5) + (rows + 64 * d));
+      else if constexpr (kOwnDims % 64 == 0)
         ptx::load_matrices_transposed(of.right[d],
                                       offsets.left[d % kSteps] + (rows + offsets.panel(d) + half * kOwnDims * 2));
       else ptx::load_matrices_transposed(of.right[d], (offsets.left[d % kSteps] ^ half * kOwnDims * 2) + rows);
@@ -164,14 +172,6 @@ struct WideWarp {
         ptx::multiply_add<Element>(sums[i][2 * d], left[i], of.right[d][0], of.right[d][1]);
         ptx::multiply_add<Element>(sums[i][2 * d + 1], left[i], of.right[d][2], of.right[d][3]);
       }
-  }
-
-  template <int kPlace = 0>
-  static __device__ __forceinline__ void keep_order_at(int place, uint32_t number) {
-    if constexpr (kPlace < kDim / 16) {
-      if (place == kPlace) return ptx::keep_order<kPlace>(number);
-      keep_order_at<kPlace + 1>(place, number);
-    }
   }
 
   /// P and dS of the warp's queries of a stage, to shared memory, and what they add to dV and dK. As BackwardWarp::add_columns. A part of the
@@ -208,7 +208,7 @@ struct WideWarp {
           multiply(grad, of, k, [&](int c) { return delta[4 * c]; });
 #pragma unroll
           for (int tile = k * kTiles / kSteps; tile < (k + 1) * kTiles / kSteps; ++tile) number |= exponentiate(tile);
-          keep_order_at(k, number);
+          keep_order_at<kSteps>(k, number);
         });
 #pragma unroll
     for (int pair = 0; pair < kScoreTiles; pair += 2) {
@@ -263,57 +263,64 @@ struct WideWarp {
         [&](const OtherFragments& of, int i) { multiply(i < kSteps ? r.value : r.key, of.left, of); });
   }
 
-  /// By all warps, after a barrier: what a stage adds to dQ. A warp has a part of the queries and some groups of sixteen columns of K.
+  /// By all warps, after a barrier: what a stage adds to dQ. A warp has a part of the queries, of which these are kTiles sixteens from the kFirst-th on,
+  /// and some groups of sixteen columns of K.
+  template <int kFirst, int kTiles>
   __device__ __forceinline__ void add_grad_query(const BackwardParameters& p, int row, int step) const {
     constexpr int kParts = Sizes::kQueryParts, kGroups = kDim / 16 / (Sizes::kWarps / kParts),
-                  kQueryTiles = kColumns / 16 / kParts, kKeySteps = SteppedOffsets<kDim>::kSteps,
+                  kQueryTiles = Sizes::kQueryTiles, kKeySteps = SteppedOffsets<kDim>::kSteps,
                   kQuerySteps = SteppedOffsets<kColumns>::kSteps;
-    static_assert(kGroups * (Sizes::kWarps / kParts) * 16 == kDim && kGroups <= kKeySteps &&
+    static_assert(kGroups * (Sizes::kWarps / kParts) * 16 == kDim && (kEveryOther || kGroups <= kKeySteps) &&
                   kQueryTiles <= kQuerySteps);
-    const int warp = half * 4 + warp_row / (16 * kRowTiles), group = warp / kParts * kGroups,
+    // Groups group … group + kGroups − 1; of kEveryOther, which has two parts of the groups, every other one.
+    const int warp = half * 4 + warp_row / (16 * kRowTiles), group = warp / kParts * (kEveryOther ? 1 : kGroups),
               query_tile = warp % kParts * kQueryTiles;
     const uint32_t keys = ptx::shared_address(shared.first_kept) + offsets.panel(group),
                    scores = ptx::shared_address(shared.grad_scores[0]) + score_offsets.panel(query_tile);
     struct Fragments {
-      uint32_t left[kQueryTiles][4], right[kGroups][4];
+      uint32_t left[kTiles][4], right[kGroups][4];
     };
-    float sums[kGroups][kQueryTiles][2][4] = {};
+    float sums[kGroups][kTiles][2][4] = {};
     load_ahead<Fragments, Sizes::kRows / 16>(
         [&](Fragments& of, int i) {
 #pragma unroll
           for (int g = 0; g < kGroups; ++g)
-            ptx::load_matrices_transposed(of.right[g],
-                                          (offsets.left[g] ^ group % kKeySteps << 5) + keys + tile_bytes<kDim>(16 * i));
+            ptx::load_matrices_transposed(of.right[g], (offsets.left[kEveryOther ? 0 : g] ^ group % kKeySteps << 5) +
+                                                           keys + tile_bytes<kDim>(16 * i) +
+                                                           (kEveryOther ? 64 * g : 0));
 #pragma unroll
-          for (int t = 0; t < kQueryTiles; ++t)
-            ptx::load_matrices_transposed(of.left[t], (score_offsets.right[t] ^ query_tile % kQuerySteps << 5) +
-                                                          scores + tile_bytes<kColumns>(16 * i));
+          for (int t = 0; t < kTiles; ++t)
+            ptx::load_matrices_transposed(of.left[t],
+                                          (score_offsets.right[kFirst + t] ^ query_tile % kQuerySteps << 5) + scores +
+                                              tile_bytes<kColumns>(16 * i));
         },
         [&](const Fragments& of, int) {
 #pragma unroll
-          for (int t = 0; t < kQueryTiles; ++t)
+          for (int t = 0; t < kTiles; ++t)
 #pragma unroll
             for (int g = 0; g < kGroups; ++g) {
               ptx::multiply_add<Element>(sums[g][t][0], of.left[t], of.right[g][0], of.right[g][1]);
               ptx::multiply_add<Element>(sums[g][t][1], of.left[t], of.right[g][2], of.right[g][3]);
             }
         });
-    float* tile =
-        grad_query_tile<kDim>(p.workspace, int64_t{row} * p.padded_queries, step * kColumns + 16 * query_tile) +
-        256 * group;
+    float* tile = grad_query_tile<kDim>(p.workspace, int64_t{row} * p.padded_queries,
+                                        step * kColumns + 16 * (query_tile + kFirst)) +
+                  256 * group;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
 #pragma unroll
-      for (int i = 0; i < kQueryTiles; ++i)
+      for (int i = 0; i < kTiles; ++i)
 #pragma unroll
-        for (int c = 0; c < 2; ++c) add_to_tile(tile + 16 * kDim * i + 128 * (2 * g + c), sums[g][i][c]);
+        for (int c = 0; c < 2; ++c)
+          add_to_tile(tile + 16 * kDim * i + 128 * (2 * (kEveryOther ? 2 * g : g) + c), sums[g][i][c]);
   }
 
   __device__ __forceinline__ void store(const float (&sums)[kRowTiles][kOwnDims / 8][4], float scale, Element* gradient,
                                         int64_t first_row, int rows, int64_t row_elements, int dim) const {
-    store_rows<Element, kOwnDims, kRowTiles>(
-        sums, scale, shared.left + threadIdx.x / 32 * tile_bytes<kOwnDims>(16 * kRowTiles), gradient + half * kOwnDims,
-        first_row + warp_row, rows - warp_row, row_elements, dim - half * kOwnDims);
+    const int first = half * (kEveryOther ? 16 : kOwnDims);
+    store_rows<Element, kOwnDims, kRowTiles, kEveryOther>(
+        sums, scale, shared.left + threadIdx.x / 32 * tile_bytes<kOwnDims>(16 * kRowTiles), gradient + first,
+        first_row + warp_row, rows - warp_row, row_elements, dim - first);
   }
 };
 

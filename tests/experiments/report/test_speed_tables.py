@@ -29,18 +29,21 @@ class SpeedTables(WithCheckout):
         line = about | {"direction": "forward", "milliseconds": 1.25, "beside": "full", "beside_milliseconds": 4.0, "work": 0.25, "ratio": 1.25,
                         "ratio_spread": 0.012, "at_most": True, "must": 1.2, "aim": 1.1, "reached": "no", "left_out": {"cuDNN": "not here"}, "error": None}
         beside = line | {"title": "dims", "row": "dims", "direction": "backward", "work": 1.0, "at_most": False, "must": 0.8, "aim": 1.0, "reached": "aim"}
+        unbounded = beside | {"title": "flash", "row": "flash", "must": None, "aim": None, "reached": ""}
         path = self.checkout.machine / "portable.json"
         found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "d" * 40, "dirty": None, "date": "2026-01-02", "length": 16384, "rounds": 9,
-                 "rows": [line, beside, about | {"title": "float32", "error": "values: expected a | b"}]}
+                 "rows": [line, beside, unbounded, about | {"title": "float32", "error": "values: expected a | b"}]}
         path.write_text(json.dumps(found))
         rows = readme_table(self.checkout.root, self.checkout.results, "m", "portable").splitlines()
         self.assertEqual(rows[0], "| row | case | direction | ms | beside, ms | work over theirs | ratio | must, aim | reached |")
         self.assertEqual(rows[2:], [
             "| window | D = 64, portable | forward | 1.250 | full, 4.000 | 0.2500 | 1.250 ± 0.012 | ≤ 1.2, ≤ 1.1 | no |",
             "| dims | D = 64, portable | backward | 1.250 | full, 4.000 |  | 1.250 ± 0.012 | ≥ 0.8, ≥ 1.0 | aim |",
+            "| flash | D = 64, portable | backward | 1.250 | full, 4.000 |  | 1.250 ± 0.012 |  |  |",
             "| float32 | D = 64, portable | error: values: expected a \\| b |  |  |  |  |  |  |"])
         page = portable_page(path)
-        for words in ("dddddddddddd (as told)", "NVIDIA H100", "9 rounds", "window, D = 64: 1 × 16384 × 32", "window, D = 64, cuDNN: not here"):
+        for words in ("dddddddddddd (as told)", "NVIDIA H100", "9 rounds", "window, D = 64: 1 × 16384 × 32", "window, D = 64, cuDNN: not here",
+                      "A row without must and aim compares"):
             self.assertIn(words, page)
         self.assertIn("portable.md: expected it beside the data", self.checkout.run("check_results.py").stdout)
         self.checkout.run("report.py")

@@ -77,9 +77,6 @@ int shared_bytes_of_device() {
   int device, bytes;
   cuda_check(cudaGetDevice(&device), "backward");
   cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "backward");
-#ifdef TRIAL_SHARED_BYTES  // as on a smaller GPU: 166912 of an A100, 101376 of an L40S
-  return bytes < TRIAL_SHARED_BYTES ? bytes : TRIAL_SHARED_BYTES;
-#endif
   return bytes;
 }
 

@@ -18,9 +18,11 @@ struct ForwardSizes {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowTiles * kWarps;
   static constexpr int kKeys = kDim <= 32 ? 64 : 32;  // with more, scores leave too few registers
-  static constexpr int kKeysAtOnce = 32, kStages = 2;
-  // Of sixteen columns, the first whose queries stay in registers: as many as there is place for beside output and scores.
-  static constexpr int kHeldSteps = kDim <= 96 ? kDim / 16 : kDim == 128 ? 0 : 12;
+  static constexpr int kKeysAtOnce = kDim == 96 ? kKeys : 16, kStages = 2;
+  // The first sixteen columns of queries that stay in registers, by what these hold beside output and scores.
+  static constexpr int kHeldSteps = kDim <= 64 ? kDim / 16 : kDim == 96 ? 4 : 0;
+  // K and V come from running addresses, as those of windows do: at 32 and 256 slower.
+  static constexpr bool kRunning = kDim >= 64 && kDim <= 128;
 };
 
 /// The same of floats.
@@ -33,6 +35,7 @@ struct FloatForwardSizes {
   static constexpr int kKeys = kDim <= 64 ? 32 : 16;
   static constexpr int kKeysAtOnce = kKeys, kStages = 2;
   static constexpr int kHeldSteps = 0;
+  static constexpr bool kRunning = false;  // for want of registers
 };
 
 template <typename Element, int kDim>

@@ -1,8 +1,8 @@
 #pragma once
 // One warp's work on a tile of queries.
 //
-// Key blocks are visited from the diagonal back to the boundary: a block's logits become weights and are multiplied with V, and the next block's logits
-// take their registers (forward_step.cuh).
+// Key blocks are visited from the diagonal back to the boundary. Some keys at a time, a block's logits become weights and are multiplied with V; the
+// next block's logits take their registers at once, so that the tensor core has work under the exponentials.
 
 #include <algorithm>
 #include <numbers>
@@ -10,7 +10,6 @@
 
 #include "optimized/cuda/ampere/forward_loads.cuh"
 #include "optimized/cuda/ampere/forward_scores.cuh"
-#include "optimized/cuda/ampere/forward_step.cuh"
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/tile/softmax.cuh"
 
@@ -26,6 +25,7 @@ struct ForwardTile {
   static constexpr int kDim = Sizes::kDim, kPitch = Sizes::kPitch;
   static constexpr int kRowTiles = Sizes::kRowTiles, kKeys = Sizes::kKeys, kKeysAtOnce = Sizes::kKeysAtOnce;
   static constexpr int kScoreTiles = kKeys / 8, kOutputTiles = kDim / 8;
+  static constexpr bool kRunning = kEdges || Sizes::kRunning;
 
   // A thread's rows are 16·tile + 8·h + lane / 4 of its warp's.
   struct Registers {
@@ -147,8 +147,41 @@ struct ForwardTile {
   template <bool kMore>
   __device__ __forceinline__ void step(Registers& r, int n, const float (&offset)[kRowTiles][2],
                                        const int (*hidden)[2] = nullptr) const {
-    if constexpr (kFloat) float_step<kMore>(*this, r, n, offset);
-    else step_of_16_bits<Element, kMore>(*this, r, n, offset, hidden);
+#pragma unroll
+    for (int first = 0; first < kKeys; first += kKeysAtOnce) {
+      uint32_t weights[kKeysAtOnce / 16][kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int column = 0; column < kKeysAtOnce / 8; ++column) {
+          float(&x)[4] = r.score[i][first / 8 + column];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            x[e] = exp2_approximate(fmaf(x[e], p.scale_log2, offset[i][e / 2]));
+            if (hidden && first + 8 * column + e % 2 < hidden[i][e / 2]) x[e] = 0;
+            r.sum[i][e / 2] += x[e];
+          }
+          if constexpr (!kFloat) {
+            weights[column / 2][i][column % 2 * 2] = pack<Element>(x[0], x[1]);
+            weights[column / 2][i][column % 2 * 2 + 1] = pack<Element>(x[2], x[3]);
+          }
+        }
+      if constexpr (kFloat) {
+#pragma unroll
+        for (int k = 0; k < kKeysAtOnce / 16; ++k) own_weights(k).store(r.score, first / 8 + 2 * k);
+      }
+      if constexpr (kMore) multiply_scores(r, n - 1, first);
+#pragma unroll
+      for (int k = 0; k < kKeysAtOnce / 16; ++k) {
+        const int row = first + 16 * k;
+        if constexpr (kFloat)
+          multiply_float_columns<kDim>(r.output, own_weights(k), shared.value[stage(n)] + tile_bytes<kPitch>(row));
+        else
+          multiply_columns<Element, kDim, kRowTiles>(
+              r.output, weights[k],
+              value_address + stage(n) * sizeof(shared.value[0]) + tile_bytes<kDim>(row) + offsets.left);
+      }
+    }
   }
 
   /// S += (c_i − c_j) / scale of a near block where strong gates are near, from more than floats.
@@ -329,11 +362,11 @@ struct ForwardTile {
         else if (n - 1 == own_last && n > first) multiply_scores(r, n - 1);
       }
       [[maybe_unused]] typename Loads::Sources sources;
-      if constexpr (!kFloat) sources = loads.sources_from(n);
+      if constexpr (kRunning) sources = loads.sources_from(n);
         // Nothing of the special blocks is in the loop of most.
 #pragma unroll 1
       for (; n > first && n * kKeys >= cut; --n) {
-        if constexpr (!kFloat) loads.advance(sources, n, first);
+        if constexpr (kRunning) loads.advance(sources, n, first);
         else loads.template advance<false>(n, first);
         visit_clean(r, n);
       }

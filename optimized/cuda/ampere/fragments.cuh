@@ -4,7 +4,6 @@
 #include "optimized/cuda/attention.hpp"
 #include "optimized/cuda/ptx/address.cuh"
 #include "optimized/cuda/ptx/copy_async.cuh"
-#include "optimized/cuda/ptx/keep_order.cuh"
 #include "optimized/cuda/ptx/mma.cuh"
 
 namespace lethe::ampere {
@@ -82,33 +81,19 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kRowTiles][kColumns]
   }
 }
 
-/// The step-th sixteen columns' part of sums += left · the 16 rows of kDim columns at `right`, a lane's address.
-template <typename Element, int kDim, int kRowTiles>
-__device__ __forceinline__ void multiply_columns(float (&sums)[kRowTiles][kDim / 8][4],
-                                                 const uint32_t (&left)[kRowTiles][4], uint32_t right, int step) {
-  uint32_t of_right[4];
-  ptx::load_matrices_transposed(of_right, at_step<kDim>(right, step));
-#pragma unroll
-  for (int tile = 0; tile < kRowTiles; ++tile) {
-    ptx::multiply_add<Element>(sums[tile][2 * step], left[tile], of_right[0], of_right[1]);
-    ptx::multiply_add<Element>(sums[tile][2 * step + 1], left[tile], of_right[2], of_right[3]);
-  }
-}
-
-/// All of it.
+/// sums += left · the 16 rows of kDim columns at `right`, a lane's address.
 template <typename Element, int kDim, int kRowTiles>
 __device__ __forceinline__ void multiply_columns(float (&sums)[kRowTiles][kDim / 8][4],
                                                  const uint32_t (&left)[kRowTiles][4], uint32_t right) {
 #pragma unroll
-  for (int step = 0; step < kDim / 16; ++step) multiply_columns<Element, kDim, kRowTiles>(sums, left, right, step);
-}
-
-/// ptx::keep_order at the place-th of kPlaces unrolled places.
-template <int kPlaces, int kPlace = 0>
-__device__ __forceinline__ void keep_order_at(int place, uint32_t number) {
-  if constexpr (kPlace < kPlaces) {
-    if (place == kPlace) return ptx::keep_order<kPlace>(number);
-    keep_order_at<kPlaces, kPlace + 1>(place, number);
+  for (int step = 0; step < kDim / 16; ++step) {
+    uint32_t of_right[4];
+    ptx::load_matrices_transposed(of_right, at_step<kDim>(right, step));
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      ptx::multiply_add<Element>(sums[tile][2 * step], left[tile], of_right[0], of_right[1]);
+      ptx::multiply_add<Element>(sums[tile][2 * step + 1], left[tile], of_right[2], of_right[3]);
+    }
   }
 }
 

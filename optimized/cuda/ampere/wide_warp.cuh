@@ -6,6 +6,7 @@
 #include "optimized/cuda/ampere/grad_query.cuh"
 #include "optimized/cuda/ampere/key_tile.cuh"
 #include "optimized/cuda/hopper/ptx/fragment.cuh"
+#include "optimized/cuda/ptx/keep_order.cuh"
 
 namespace lethe::ampere {
 
@@ -174,6 +175,14 @@ struct WideWarp {
       }
   }
 
+  template <int kPlace = 0>
+  static __device__ __forceinline__ void keep_order_at(int place, uint32_t number) {
+    if constexpr (kPlace < kDim / 16) {
+      if (place == kPlace) return ptx::keep_order<kPlace>(number);
+      keep_order_at<kPlace + 1>(place, number);
+    }
+  }
+
   /// P and dS of the warp's queries of a stage, to shared memory, and what they add to dV and dK. As BackwardWarp::add_columns. A part of the
   /// exponentials goes under each of dP's products, which ptxas would all move after the last of these.
   template <bool kDeltaOfColumns, typename Mask, typename Keep>
@@ -208,7 +217,7 @@ struct WideWarp {
           multiply(grad, of, k, [&](int c) { return delta[4 * c]; });
 #pragma unroll
           for (int tile = k * kTiles / kSteps; tile < (k + 1) * kTiles / kSteps; ++tile) number |= exponentiate(tile);
-          keep_order_at<kSteps>(k, number);
+          keep_order_at(k, number);
         });
 #pragma unroll
     for (int pair = 0; pair < kScoreTiles; pair += 2) {

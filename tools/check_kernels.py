@@ -51,9 +51,6 @@ SPILLS = [
     (r"delta_sweepI\w+Li1ELi1ELb1ELb1E", 100),  # which also leaves states and residuals
     (r"delta_sweepI\w+Li2ELi1ELb1ELb1E", 32),
     (r"delta_sweepI\w+Li2ELi2ELb1E", 8),
-    (r"delta_sweepI\w+Li1ELi1ELb1ELb0E", 60),  # which solves its chunks
-    (r"delta_sweepI\w+Li2ELi1ELb1ELb0E", 8),
-    (r"delta_sweepI\w+Li2ELi2ELb1ELb0E", 24),
     (r"delta_sweepI\w+Li1ELi1ELb", 76),
     (r"delta_back_sweepI\w+Li1ELi1E", 68),
     (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor

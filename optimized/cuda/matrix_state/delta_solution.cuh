@@ -6,9 +6,6 @@
 
 namespace lethe::matrix_state {
 
-/// Floats from a row to the next of a diagonal block's transpose, whose rows of four lanes are in different banks; and of all its rows.
-constexpr int kSolutionStride = 20, kSolutionFloats = 15 * kSolutionStride + 16;
-
 /// Two floats as float16, and what that leaves.
 struct Halves {
   uint32_t high, low;
@@ -43,15 +40,19 @@ struct NegativeFactors {
   __device__ __forceinline__ float operator()(int column) const { return numbers[column]; }
 };
 
-/// A diagonal block's W, in float: `scratch`, kSolutionFloats of this warp, gets its transpose. `sums` has G's rows of this warp.
+/// `sums` has G's rows of this warp and returns W's. `solution` gets the blocks (i, j ≤ i) of W as float16, and above the diagonal what that leaves of
+/// those that other rows need: of block (i, j) in block (j, i + 1). Keys that correlate make W of numbers that nearly cancel, which 16 bits would lose.
+/// `scratch`: 16 rows of 20 floats, this warp's. `barriers`: by how much the numbers of its barriers are greater, where a CTA solves several chunks.
 template <typename Factors>
-__device__ __forceinline__ void solve_diagonal(const Sums& sums, float* scratch, const Factors& factors, int block,
-                                               int lane) {
-  constexpr int kStride = kSolutionStride;
+__device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const Factors& factors,
+                                           int block, int lane, int barriers = 0) {
+  constexpr int kStride = 20;
   const int g = lane / 4, t = lane % 4;
   const auto less = [](float x, float weighted, float from) {
     return fmaf(Factors::kNegative ? x : -x, weighted, from);
   };
+  const auto negative = [&](int column) { return Factors::kNegative ? factors(column) : -factors(column); };
+  // scratch: the diagonal block's transpose.
 #pragma unroll
   for (int c = 0; c < 8; ++c)
     if (c / 2 == block)
@@ -85,18 +86,6 @@ __device__ __forceinline__ void solve_diagonal(const Sums& sums, float* scratch,
       *reinterpret_cast<float4*>(scratch + own * kStride + i) = {solved[i], solved[i + 1], solved[i + 2],
                                                                  solved[i + 3]};
   __syncwarp();
-}
-
-/// `sums` has G's rows of this warp and returns W's. `solution` gets the blocks (i, j ≤ i) of W as float16, and above the diagonal what that leaves of
-/// those that other rows need: of block (i, j) in block (j, i + 1). Keys that correlate make W of numbers that nearly cancel, which 16 bits would lose.
-/// `scratch`: 16 rows of 20 floats, this warp's. `barriers`: by how much the numbers of its barriers are greater, where a CTA solves several chunks.
-template <typename Factors>
-__device__ __forceinline__ void solve_rows(Sums& sums, uint32_t solution, float* scratch, const Factors& factors,
-                                           int block, int lane, int barriers = 0) {
-  constexpr int kStride = kSolutionStride;
-  const int g = lane / 4, t = lane % 4;
-  const auto negative = [&](int column) { return Factors::kNegative ? factors(column) : -factors(column); };
-  solve_diagonal(sums, scratch, factors, block, lane);
   // Y = (I − W_b β) G_b, the other blocks.
   float diagonal[2][4];
   uint32_t high[4], low[4];

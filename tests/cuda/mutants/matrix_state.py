@@ -34,8 +34,6 @@ MUTANTS = generated(
     ("delta_solve_beside_strength", "ChunkSolver", "small().beta[row] * unit", swapped("small().beta[row] * unit", "unit")),
     ("delta_sweep_decay", "DeltaSweep", "tokens.gates.total * unit * reciprocal_of_power(next)", swapped("tokens.gates.total * unit", "unit")),
     ("delta_sweep_triangle", "add_triangle", "int i = k; i < kWarps; ++i", swapped("int i = k;", "int i = k + 1;")),
-    ("delta_sweep_diagonal", "take_diagonal", "sums[2 * k + n][e] = x[e];", dropped),
-    ("delta_sweep_blocks", "solve_tokens", "int i = k + 1; i < kWarps; ++i", swapped("k + 1", "k + 2")),
     ("delta_kept_unit", "DeltaSweep", "p.arrays.before_unit[kept] = unit;", swapped("= unit", "= 1.0f")),
     ("delta_back_sweep_decay", "DeltaBackSweep", "tokens.gates.total * unit * reciprocal_of_power(next)", swapped("tokens.gates.total * unit", "unit")),
     ("delta_gradient_pair", "ChunkGradients", "x[e + 1] *= m.y * unit;", swapped("m.y", "m.x")),

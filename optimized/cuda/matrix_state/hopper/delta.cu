@@ -102,61 +102,37 @@ DeltaSweepArguments sweep_arguments(const MatrixStateInput& a, const SolvedChunk
   p.columns = static_cast<int>(a.shape.value_dim);
   p.solved = solved;
   p.initial = a.initial_state;
-  p.segment = p.chunks;
   return p;
 }
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 void sweep(const DeltaSweepArguments& p, cudaStream_t stream) {
-  using Shared = typename DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::Shared;
+  using Shared = DeltaSweepShared<kBlocks, kGroups>;
   const auto kernel = delta_sweep<Element, kBlocks, kGroups, kReads, kKeeps>;
   allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
-  const int64_t sweeps = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups),
-                ctas = p.segment < p.chunks ? 2 * sweeps : sweeps;
-  if constexpr (kKeeps)
-    return launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
-  kernel<<<static_cast<unsigned>(ctas), Shared::kThreads, Shared::kBytes, stream>>>(p);
-  cuda_check(cudaGetLastError(), "delta rule: launch");
+  const int64_t ctas = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups);
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(ctas)), Shared::kThreads, Shared::kBytes, stream, p);
 }
 
-/// For a backward, after the chunks are solved.
-template <typename Element, bool kReads>
+template <typename Element, bool kReads, bool kKeeps>
 void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, DeltaSweepArguments p,
             cudaStream_t stream) {
   const DeltaSolveArguments to_solve = solve_arguments(a, solved, p.arrays);
   if (p.rows <= 64) {
     solve<Element, 1>(to_solve, stream);
-    return sweep<Element, 1, 1, kReads, true>(p, stream);
+    return sweep<Element, 1, 1, kReads, kKeeps>(p, stream);
   }
   const int64_t sweeping = int64_t{1} * p.all_heads * delta_ctas(p.columns, p.columns <= 64 ? 1 : 2);
   if (ready && solve_beside<Element>(to_solve, sweeping, ready, stream)) p.ready = ready;
   else solve<Element, 2>(to_solve, stream);
-  p.columns <= 64 ? sweep<Element, 2, 1, kReads, true>(p, stream) : sweep<Element, 2, 2, kReads, true>(p, stream);
+  p.columns <= 64 ? sweep<Element, 2, 1, kReads, kKeeps>(p, stream) : sweep<Element, 2, 2, kReads, kKeeps>(p, stream);
 }
 
-template <bool kReads>
+template <bool kReads, bool kKeeps>
 void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, const DeltaSweepArguments& p,
             cudaStream_t stream) {
-  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kReads>(a, solved, ready, p, stream)
-                              : launch<__half, kReads>(a, solved, ready, p, stream);
-}
-
-/// Values alone, of a state of at most 64 rows in two halves where some multiprocessors sweep twice, the others once: those become free for second halves. The
-/// bits are those of one CTA. `workspace` has room for what takes chunks of delta_solve.cuh elsewhere.
-template <typename Element>
-void launch_values(DeltaSweepArguments p, void* workspace, cudaStream_t stream) {
-  const int64_t sweeps = int64_t{1} * p.all_heads * delta_ctas(p.columns, 1);
-  constexpr int kFewestChunks = 16;
-  static_assert(kFewestChunks * sizeof(SolvedChunk) > 2 * (sizeof(HandedState) + sizeof(int32_t)) + 1024);
-  if (p.rows <= 64 && p.chunks >= kFewestChunks && sweeps > multiprocessors() && sweeps < 2 * multiprocessors()) {
-    Workspace memory(workspace);
-    p.handed = memory.take<HandedState>(sweeps);
-    p.handed_on = memory.take<int32_t>(sweeps);
-    p.segment = (p.chunks + 1) / 2;
-    cuda_check(cudaMemsetAsync(p.handed_on, 0, sweeps * sizeof(int32_t), stream), "delta rule: marks");
-  }
-  if (p.rows <= 64) return sweep<Element, 1, 1, true, false>(p, stream);
-  p.columns <= 64 ? sweep<Element, 2, 1, true, false>(p, stream) : sweep<Element, 2, 2, true, false>(p, stream);
+  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kReads, kKeeps>(a, solved, ready, p, stream)
+                              : launch<__half, kReads, kKeeps>(a, solved, ready, p, stream);
 }
 
 template <typename Element, int kBlocks, int kGroups>
@@ -216,14 +192,11 @@ void delta_forward_by_warpgroups(const MatrixStateForward& a) {
   DeltaSweepArguments p = sweep_arguments(a, solved);
   p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.last = a.last_state;
-  p.values = a.values;
   int32_t* const ready = take_ready(memory, a.shape);
-  if (!a.kept_states)
-    return a.dtype == Dtype::kBFloat16 ? launch_values<__nv_bfloat16>(p, a.workspace, a.stream)
-                                       : launch_values<__half>(p, a.workspace, a.stream);
+  if (!a.kept_states) return launch<true, false>(a, solved, ready, p, a.stream);
   Workspace left(a.kept_states);
   p.arrays = take_left_arrays(left, a.shape, true);
-  launch<true>(a, solved, ready, p, a.stream);
+  launch<true, true>(a, solved, ready, p, a.stream);
 }
 
 void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& arrays, void* workspace,
@@ -232,7 +205,7 @@ void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& a
   SolvedChunk* const solved = take_solved(memory, in.shape);
   DeltaSweepArguments p = sweep_arguments(in, solved);
   p.arrays = arrays;
-  launch<false>(in, solved, nullptr, p, stream);
+  launch<false, true>(in, solved, nullptr, p, stream);
 }
 
 void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {

@@ -6,9 +6,9 @@
 
 namespace lethe::matrix_state {
 
-/// A CTA sweeps a head and 64 columns of its state, or 128 of one of more than 64 rows, and solves its chunks itself. The bits of a head don't depend on the
-/// number of heads, nor those of a token on later ones. Products of float16 operands times powers of two, sums in float. Where `kept_states` are wanted all
-/// chunks are solved before, a CTA each, and the sweep, another one, leaves what the next call does, with the same bits.
+/// All chunks are solved at once, a CTA each; then a CTA sweeps a head and 64 columns of its state, or 128 of one of more than 64 rows. The bits of a head
+/// don't depend on the number of heads, nor those of a token on later ones. Products of float16 operands times powers of two, sums in float. Where
+/// `kept_states` are wanted the sweep leaves what the next call does, with the same bits.
 void delta_forward_by_warpgroups(const MatrixStateForward& arguments);
 /// The same without queries: the states, residuals and inverses of `arrays` for a backward without those of its forward.
 void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& arrays, void* workspace,

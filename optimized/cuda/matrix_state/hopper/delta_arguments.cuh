@@ -33,13 +33,6 @@ struct DeltaSolveArguments {
   int all_heads, rounds, staying;
 };
 
-/// Where a sweep of 64 × 64 numbers of a state has two CTAs, what the first one hands on to the second: the state, divided by `unit`, a thread's numbers 128
-/// floats apart, and a bound of its columns (delta_units.cuh).
-struct alignas(16) HandedState {
-  float state[64 * 64];
-  float bound, unit;
-};
-
 /// A CTA: a head and kGroups times 64 columns. From the last token back, the value is the result's gradient, and its result the value's gradient.
 struct DeltaSweepArguments {
   CUtensorMap maps[4];  ///< of query, key, value, and of the result in 16 rows
@@ -49,13 +42,9 @@ struct DeltaSweepArguments {
   int64_t length;
   int heads, all_heads, chunks, rows, columns;  ///< all_heads: B·H
   const SolvedChunk* solved;
-  const float* initial;  ///< [B, H, rows, columns] contiguous; null: zeros
-  float* last;           ///< the same; null: not wanted
-  void* values;          ///< [B, T, H, columns] contiguous, of a sweep that makes values alone
-  DeltaArrays arrays;    ///< where it keeps S and r for a backward, of a forward the keys' numbers too; R and dN̄
-  int segment;  ///< chunks of a CTA: all, or of values alone half of them, where all first halves come before the others
-  HandedState* handed;      ///< [B·H, tiles]
-  int32_t* handed_on;       ///< the same: 1 when a first half has handed its state on; zeros before
+  const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;              ///< the same; null: not wanted
+  DeltaArrays arrays;       ///< where it keeps S and r for a backward, of a forward the keys' numbers too; R and dN̄
   const int32_t* ready;     ///< as in DeltaSolveArguments; null: all is solved before
   const float* chunk_keys;  ///< back: ChunkKeys [B·H, chunks], of `solved` or what a forward left
   int keys_stride;          ///< floats from one to the next

@@ -13,8 +13,6 @@ template <int kBlocks, int kGroups>
 struct DeltaSweepRoles {
   static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1;
-  /// Whether the rows of queries have a barrier of their own.
-  static constexpr bool kQueriesApart = false;
   /// Whether the loading warpgroup's first warps measure rows: they share a scheduler with the preparing ones of the first rows, which have least to do.
   static constexpr bool kDividesFirst = false;
   /// Of each thread at the launch, and of those of each warpgroup.
@@ -57,7 +55,6 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
     for (int i = 0; i < Shared::kStages; ++i) {
       ptx::mbarrier_init(&small.full[i], 1 + kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.rows[i], 2 * kArrivalsOfAWarp);
-      if constexpr (Shared::kQueriesApart) ptx::mbarrier_init(&small.queries[i], 2 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.weighed[i], kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.prepared[i], kWarps * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps * kArrivalsOfAWarp);

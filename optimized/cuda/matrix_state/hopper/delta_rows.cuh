@@ -3,7 +3,6 @@
 
 #include "optimized/cuda/hopper/ptx/store_run.cuh"
 #include "optimized/cuda/matrix_state/delta_parts.cuh"
-#include "optimized/cuda/matrix_state/delta_solution.cuh"
 
 namespace lethe::matrix_state {
 
@@ -136,60 +135,6 @@ __device__ __forceinline__ float measure_row(const RowPart<kPanels>& part) {
   return largest_of_two_lanes<Element>(most);
 }
 
-/// A lane's part of a row of a tile of kPanels panels: a quarter of each panel's, of eight rows. As RowPart else.
-template <int kPanels>
-struct QuarterRow {
-  int row;
-  uint32_t address;  ///< of the first piece
-
-  __device__ __forceinline__ QuarterRow(uint32_t tile, int eighth, int lane)
-      : row(8 * eighth + lane % 8), address(tile + tile_piece(row, lane / 8 * 2)) {}
-
-  template <typename Visit>
-  __device__ __forceinline__ void each(Visit&& visit) const {
-#pragma unroll
-    for (int i = 0; i < 2 * kPanels; ++i) visit(i, at_piece(address, i % 2) + i / 2 * kPanel);
-  }
-};
-
-/// Of a row: the power of two below its largest number, and the length of what it leaves when divided by that.
-struct DividedRow {
-  float unit, length;
-};
-
-/// Eight rows, read once, become float16 divided by their units: returns this lane's row, its length where `kLength`. Numbers so divided are below 2, so that
-/// float16 holds the sums of eight squares.
-template <typename Element, bool kLength, int kPanels>
-__device__ __forceinline__ DividedRow divide_row(const QuarterRow<kPanels>& part) {
-  uint4 pieces[2 * kPanels];
-  part.each([&](int i, uint32_t address) { pieces[i] = ptx::load_words(address); });
-  PairOf<Element> largest = pair_of<Element>(0);
-#pragma unroll
-  for (const uint4& x : pieces)
-    for (const uint32_t word : {x.x, x.y, x.z, x.w}) largest = __hmax2(largest, __habs2(pair_of<Element>(word)));
-  largest = __hmax2(largest, pair_of<Element>(__shfl_xor_sync(kAllLanes, word_of(largest), 8)));
-  const float unit = power_of_two_below(largest_of_two_lanes<Element>(largest)), factor = reciprocal_of_power(unit);
-  __half2 squares[2] = {};
-  part.each([&](int i, uint32_t address) {
-    const uint4 x = scaled_to_half<Element>(pieces[i], factor);
-    ptx::store_words(address, x);
-    if constexpr (kLength) {
-      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const __half2 pair = pair_of<__half>(words[e]);
-        squares[e % 2] = __hfma2(pair, pair, squares[e % 2]);
-      }
-    }
-  });
-  if constexpr (!kLength) return {unit, 0.0f};
-  const float2 near = __half22float2(squares[0]), far = __half22float2(squares[1]);
-  float sum = (near.x + near.y) + (far.x + far.y);
-  sum += __shfl_xor_sync(kAllLanes, sum, 8);
-  sum += __shfl_xor_sync(kAllLanes, sum, 16);
-  return {unit, __fsqrt_rn(sum)};
-}
-
 /// Rows become float16 divided by the powers of two below their largest numbers: returns that of this lane's row.
 template <typename Element, int kPanels>
 __device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& part) {
@@ -293,28 +238,22 @@ __device__ __forceinline__ void weigh_blocks(uint4* blocks, const Factor& factor
   }
 }
 
-/// Where a block below the diagonal is among those alone.
-__device__ __forceinline__ int block_below(int block, int k) { return 32 * (block * (block - 1) / 2 + k); }
-
-/// The same of sums, which become blocks. `rest`, where it is given, gets what those below the diagonal leave, rounded too.
+/// The same of sums, which become blocks.
 template <bool kUpper = false, bool kAsRight = false>
 __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, const float* factors,
-                                               const float (&outer)[2], int block, int lane, uint4* rest = nullptr) {
+                                               const float (&outer)[2], int block, int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
     if (!kUpper && k > block) break;
     if (kUpper && k < block) continue;
-    uint32_t words[4], left[4];
+    uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float(&x)[4] = sums[2 * k + i / 2];
       const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * k + 8 * (i / 2) + lane % 4 * 2]);
-      const Halves parts(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
-      words[i] = parts.high;
-      left[i] = parts.low;
+      words[i] = pack<__half>(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
     }
     blocks[block_at<kUpper>(block, k) + lane] = block_of<kAsRight>(words);
-    if (rest && k < block) rest[block_below(block, k) + lane] = block_of<kAsRight>(left);
   }
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 // The shared memory of the delta rule's sweep: the places of its parts in bytes.
 
-#include "optimized/cuda/matrix_state/delta_solution.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_arguments.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_roles.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_units.cuh"
@@ -31,27 +30,13 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };
 
-/// Of the sweep that makes values, and solves its chunks itself.
+/// Of the sweep that makes values.
 template <int kBlocks, int kGroups>
 struct DeltaValuesShared : DeltaSweepShared<kBlocks, kGroups> {
-  using Sweep = DeltaSweepShared<kBlocks, kGroups>;
-  struct Small : Sweep::Small {
-    ChunkKeys keys[Sweep::kStages];
-    alignas(16) float factor[Sweep::kStages][kChunk];  ///< −β times the key's unit twice
-    uint64_t queries[Sweep::kStages];
-    alignas(16) float scratch[kWarps][kSolutionFloats];
-  };
-  static constexpr int kRestBytes = kFragments - kWarps * 512;  ///< blocks below the diagonal
-  static constexpr int kPairs = Sweep::kStages * Sweep::kStage, kTriangles = kPairs + 2 * kFragments,
-                       kRests = kTriangles + 2 * kFragments, kSmall = kRests + 2 * kRestBytes;
-  static constexpr int kBytes = kSmall + int{sizeof(Small)};
-  static_assert(Sweep::kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
-  static constexpr bool kQueriesApart = true;
   static constexpr bool kDividesFirst = true;
-  static constexpr int kLoadRegisters = kBlocks == 1 ? 24 : 40, kPrepareRegisters = kBlocks == 1 ? 64 : 88,
-                       kStateRegisters = kBlocks == 1   ? 152
-                                         : kGroups == 1 ? 232
-                                                        : 192;
+  static constexpr int kLoadRegisters = kBlocks == 1 ? 24 : 40, kStateRegisters = kBlocks == 1   ? 152
+                                                                                  : kGroups == 1 ? 232
+                                                                                                 : 192;
 };
 
 }  // namespace lethe::matrix_state

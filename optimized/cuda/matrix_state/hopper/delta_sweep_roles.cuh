@@ -8,18 +8,16 @@
 
 namespace lethe::matrix_state {
 
-/// kReads: by queries. kKeeps: states and residuals for a backward, of chunks that are solved; else chunks are solved here.
+/// kReads: by queries. kKeeps: states and residuals for a backward.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 struct DeltaSweep {
-  using Shared = std::conditional_t<kKeeps, DeltaSweepShared<kBlocks, kGroups>, DeltaValuesShared<kBlocks, kGroups>>;
-  static constexpr bool kBesideSolve = kKeeps && kReads && kBlocks > 1;  ///< where `ready` may be given
-  static constexpr bool kHalves = kBlocks == 1 && !kKeeps;               ///< where a CTA may sweep half of the chunks
+  using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  static constexpr bool kBesideSolve = kBlocks > 1 && kReads;  ///< where `ready` may be given
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
   const int b, h, head;
-  const int tile;     ///< the first one, of 64 columns
-  const bool second;  ///< another CTA sweeps the first half of the chunks; n is counted from this CTA's first one
+  const int tile;  ///< the first one, of 64 columns
 
   __device__ typename Shared::Small& small() const {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
@@ -30,31 +28,9 @@ struct DeltaSweep {
   __device__ uint4* pairs(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
   }
-  /// −G β of a chunk, on the diagonal −W β, over the units of R's rows: as right operands, in as many places.
-  __device__ uint4* triangle(int n) const {
-    return reinterpret_cast<uint4*>(memory + Shared::kTriangles + n % 2 * kFragments);
-  }
-  /// What its blocks below the diagonal leave of numbers in float, as float16.
-  __device__ uint4* rest(int n) const {
-    return reinterpret_cast<uint4*>(memory + Shared::kRests + n % 2 * Shared::kRestBytes);
-  }
-  __device__ int begin() const { return kHalves && second ? p.segment : 0; }
-  __device__ int count() const { return !kHalves ? p.chunks : second ? p.chunks - p.segment : p.segment; }
-  /// Whether another CTA goes on.
-  __device__ bool hands_on() const { return kHalves && begin() + count() < p.chunks; }
-  __device__ int sweep_index() const { return head * delta_ctas(p.columns, kGroups) + tile / kGroups; }
-  __device__ int64_t first_of(int n) const { return (int64_t{begin()} + n) * kChunk; }
-  // Of the keys of a stage's chunk.
-  __device__ float* key_unit(int i) const {
-    if constexpr (kKeeps) return solved(i).key_unit;
-    else return small().keys[i].unit;
-  }
-  __device__ float* key_norm(int i) const {
-    if constexpr (kKeeps) return solved(i).key_norm;
-    else return small().keys[i].norm;
-  }
+  __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
   /// scale · σ and the query's unit, over what is not read again when the units are known.
-  __device__ float* out_unit(int i) const { return key_norm(i); }
+  __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
 
   /// A warpgroup: all rows of 64 columns of the state, and O where it reads.
   __device__ __forceinline__ void sweep(int group) const {
@@ -75,22 +51,20 @@ struct DeltaSweep {
     if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
     if constexpr (!kReads) let_next_kernel_start();  // the sweep back, which reads what the solve has left
     ptx::RingPosition at;
-    for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small().full[at.index];
       if (lane == 0) {
         char* const to = stage(at.index);
-        ptx::mbarrier_arrive_expect(
-            full, Shared::kStage - (kReads ? 0 : Shared::kKey) + (kKeeps ? int{sizeof(SolvedChunk)} : 0));
+        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk));
         load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
         if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
         load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
-        if constexpr (kKeeps)
-          ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
+        ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
       }
       const RawChunk raw = next;
-      if (n + 1 < count()) next = raw_of(n + 1);
+      if (n + 1 < p.chunks) next = raw_of(n + 1);
       DeltaTokens& tokens = small().tokens[at.index];
       *reinterpret_cast<float2*>(&tokens.beta[2 * lane]) = raw.beta;
       if (p.gate.log_forget || n < Shared::kStages) {
@@ -114,11 +88,6 @@ struct DeltaSweep {
 
   /// A warp: two of four blocks of rows.
   __device__ __forceinline__ void divide(int half) const {
-    if constexpr (kKeeps) divide_rows_of_queries(half);
-    else divide_and_measure(half);
-  }
-  __device__ __forceinline__ void divide_and_measure(int half) const;  // delta_sweep_solve.cuh
-  __device__ __forceinline__ void divide_rows_of_queries(int half) const {
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokenUnits& units = small().units[at.index];
@@ -142,46 +111,30 @@ struct DeltaSweep {
     float unit = 1.0f, unit_before = 1.0f;  // of the state before this chunk, and the one before it
     DeltaGrowth growth;                     // of the chunk before
     ptx::RingPosition at;
-    for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokens& tokens = small().tokens[at.index];
+      SolvedChunk& chunk = solved(at.index);
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().rows[at.index], at.parity);
-      const DeltaChunkGrowth own(tokens, small().units[at.index], key_norm(at.index), lane);
-      if constexpr (kReads && kKeeps) keep_keys(n, solved(at.index));
-      const bool handed = kHalves && second && n == 0;
-      float before;
-      if (handed) {
-        wait_for_solution(&p.handed_on[sweep_index()]);
-        before = p.handed[sweep_index()].bound;
-        unit = p.handed[sweep_index()].unit;
-      } else {
-        ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
-        before = growth.after(bound_of(earlier, unit_before));
-        if (n == 0) unit = delta_unit(before);
+      const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
+      if constexpr (kReads && kKeeps) keep_keys(n, chunk);
+      ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
+      const float before = growth.after(bound_of(earlier, unit_before));
+      if (n == 0) {
+        unit = delta_unit(before);
+        if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
       }
-      if constexpr (Shared::kQueriesApart) ptx::mbarrier_wait(&small().queries[at.index], at.parity);
-      if (n == 0 && lane == 0) small().first_reciprocal = handed ? 1.0f : reciprocal_of_power(unit);
-      const float next = prepare_units(tokens, small().units[at.index], key_unit(at.index), key_norm(at.index),
-                                       small().of_state[n % 2], out_unit(at.index), own, before, unit, p.scale, lane);
+      const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
+                                       small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale, lane);
       growth = own.whole;
       if (lane == 0) {
         small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
         small().after[at.index] = next;
       }
-      unit_before = n == 0 && !handed ? 1.0f : unit;
+      unit_before = n == 0 ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
-    }
-    if (hands_on()) {
-      wait_until_stored(small().measured, small().stored, count());
-      HandedState& to = p.handed[sweep_index()];
-      const float bound = growth.after(bound_of(count() - 1, unit_before));
-      if (lane == 0) {
-        to.bound = bound;
-        to.unit = unit;
-        ptx::store_release(&p.handed_on[sweep_index()], 1);
-      }
     }
     if constexpr (!kReads) {  // publishes that all states and residuals are written
       wait_until_stored(small().measured, small().stored, p.chunks);
@@ -191,11 +144,6 @@ struct DeltaSweep {
 
   /// A warpgroup: what no state enters, then weighed.
   __device__ __forceinline__ void prepare() const {
-    if constexpr (kKeeps) prepare_solved();
-    else prepare_and_solve();
-  }
-  __device__ __forceinline__ void prepare_and_solve() const;  // delta_sweep_solve.cuh
-  __device__ __forceinline__ void prepare_solved() const {
     const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // in a register of each thread: fewer spills
     const bool gated = p.gate.log_forget != nullptr;
     const int i0 = 16 * block + lane / 4;
@@ -231,12 +179,12 @@ struct DeltaSweep {
           return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
         };
         const float outer[2] = {-chunk.unit[i0] * reciprocal[i0], -chunk.unit[i0 + 8] * reciprocal[i0 + 8]};
-        weigh_blocks<false>(chunk.inverse, factor, outer, block, lane);
+        weigh_blocks<false, !kKeeps>(chunk.inverse, factor, outer, block, lane);
       }
       if constexpr (kReads) {
         const uint16_t* const of_state = small().of_state[n % 2];
         const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
-        store_weighted<false>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
+        store_weighted<false, !kKeeps>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
       }
       arrive_warp(&small().prepared[at.index], lane);
     }

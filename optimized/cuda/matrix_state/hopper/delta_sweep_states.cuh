@@ -154,7 +154,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::fence_registers(left);
     sync();  // all products have ended
     if constexpr (kReads) {
-      scale_rows(out, out_unit(at.index)[i0], out_unit(at.index)[i0 + 8]);
+      scale_rows(out, out_unit(chunk)[i0], out_unit(chunk)[i0 + 8]);
       uint32_t packed[16];
       pack_sums<Element>(packed, out, 1.0f);
       if constexpr (kGroups > 1) wait_for_stores(lane);  // the residual has left

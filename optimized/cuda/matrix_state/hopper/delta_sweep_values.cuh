@@ -2,13 +2,12 @@
 // A warpgroup of delta_sweep.cuh that carries 64 columns of the state, of a forward.
 //
 // It holds the transposes of S, X, R and O: a warp 16 columns of the values, whose numbers no other warp needs. So what a product leaves in registers is,
-// rounded, the left operand of the next one, and the warps don't meet. O leaves by way of V's place, which each warp has read, so that a chunk's stage is empty when its
-// state is there.
+// rounded, the left operand of the next one, and the warps meet only where O leaves.
 //
-//   Sᵀ Kᵀ                         wgmma, from S rounded to float16
+//   Sᵀ Kᵀ, Sᵀ Qᵀ                  wgmma, from S rounded to float16; of more than 64 rows the second one later, in the first one's registers
 //   Xᵀ = Vᵀ − γ Sᵀ Kᵀ
-//   R                             mma.sync, block after block of 16 tokens: R_b = Y_b − W_b β Y_b, Y_b = X_b − Σ_c G_bc β R_c of the blocks c before it
-//   Sᵀ Qᵀ, in the registers of Xᵀ; Sᵀ = γ_C Sᵀ + (D_C β R)ᵀ K    wgmma
+//   Rᵀ = Xᵀ − Xᵀ (W β)ᵀ           mma.sync, with the lower blocks alone
+//   Sᵀ = γ_C Sᵀ + (D_C β R)ᵀ K    wgmma
 //   Oᵀ = γ Sᵀ Qᵀ + Rᵀ (P β)ᵀ      mma.sync, under the one before
 
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_roles.cuh"
@@ -30,31 +29,6 @@ __device__ __forceinline__ void add_triangle(float (&sums)[32], const uint32_t (
   }
 }
 
-/// Xᵀ becomes Rᵀ, block after block of tokens; `rounded` gets it as a left operand. `blocks`, `rest`: triangle(), rest(). Of float16 alone G would cost what keys
-/// that correlate cancel.
-__device__ __forceinline__ void solve_tokens(float (&sums)[32], uint32_t (&rounded)[16], const uint4* blocks,
-                                             const uint4* rest, int lane) {
-  Sums& x = by_tiles(sums);
-  const auto add = [&](const uint32_t(&left)[4], int i, const uint4& words) {
-    ptx::multiply_add<__half>(x[2 * i], left, words.x, words.y);
-    ptx::multiply_add<__half>(x[2 * i + 1], left, words.z, words.w);
-  };
-#pragma unroll
-  for (int k = 0; k < kWarps; ++k) {
-    uint32_t left[4];
-    pack_left<__half>(left, x, k, 1.0f);
-    add(left, k, blocks[32 * lower_block(k, k) + lane]);
-    pack_left<__half>(left, x, k, 1.0f);
-#pragma unroll
-    for (int i = k + 1; i < kWarps; ++i) {
-      add(left, i, rest[block_below(i, k) + lane]);
-      add(left, i, blocks[32 * lower_block(i, k) + lane]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) rounded[4 * k + i] = left[i];
-  }
-}
-
 /// Sums as a left operand, their columns times `factors`.
 __device__ __forceinline__ void pack_weighted(uint32_t (&left)[16], const float (&sums)[32], const float* factors,
                                               int lane) {
@@ -67,81 +41,38 @@ __device__ __forceinline__ void pack_weighted(uint32_t (&left)[16], const float 
   }
 }
 
-/// A chunk's numbers of this lane's columns of sums of 64 tokens.
-__device__ __forceinline__ void load_columns(float2 (&own)[8], const float* numbers, int lane) {
-#pragma unroll
-  for (int c = 0; c < 8; ++c) own[c] = *reinterpret_cast<const float2*>(&numbers[8 * c + lane % 4 * 2]);
-}
-
-/// Vᵀ over the tokens' units: 16 columns of V from `tile`.
+/// sums become Vᵀ over the tokens' units, less their columns times `read`: 16 columns of V from `tile`.
 template <typename Element>
-__device__ __forceinline__ void load_values(float (&values)[32], uint32_t tile, const float* reciprocal, int block,
-                                            int lane) {
-  float2 over[8];
-  load_columns(over, reciprocal, lane);
+__device__ __forceinline__ void subtract_from_values(float (&sums)[32], uint32_t tile, const float* reciprocal,
+                                                     const float* read, int block, int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    uint32_t words[4];
-    load_transposed_left(words, tile, k, block, lane);
+    uint32_t values[4];
+    load_transposed_left(values, tile, k, block, lane);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 v = unpack<Element>(words[i]);
-      values[8 * k + 2 * i] = v.x * over[2 * k + i / 2].x;
-      values[8 * k + 2 * i + 1] = v.y * over[2 * k + i / 2].y;
+    for (int half = 0; half < 2; ++half) {
+      const int c = 2 * k + half, token = 8 * c + lane % 4 * 2;
+      const float2 over = *reinterpret_cast<const float2*>(&reciprocal[token]),
+                   factor = *reinterpret_cast<const float2*>(&read[token]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 v = unpack<Element>(values[2 * half + i]);
+        float &x = sums[4 * c + 2 * i], &y = sums[4 * c + 2 * i + 1];
+        x = fmaf(v.x, over.x, -factor.x * x);
+        y = fmaf(v.y, over.y, -factor.y * y);
+      }
     }
   }
 }
 
-/// sums become `from` less their columns times `factors`.
-__device__ __forceinline__ void subtract_columns(float (&sums)[32], const float (&from)[32],
-                                                 const float2 (&factors)[8]) {
+/// A warp's 16 columns of a tile, from its rows of sums of the transpose.
+__device__ __forceinline__ void store_packed_transposed(uint32_t tile, const uint32_t (&packed)[16], int block,
+                                                        int lane) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) sums[i] = fmaf(-(i % 2 ? factors[i / 4].y : factors[i / 4].x), sums[i], from[i]);
+  for (int k = 0; k < kWarps; ++k)
+    ptx::store_matrices_transposed(at_piece(columns_address(tile, k, lane), 2 * block), packed[4 * k],
+                                   packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
 }
-
-/// A warp's 16 columns of the values of 64 tokens, on their way from its sums of the transpose to memory by the place in which V's were.
-class DeltaColumns {
-  static constexpr int kRow = 128;  // bytes of shared memory: a token's
-  uint32_t place_, from_;           // in a tile: where a lane stores its rows of matrices, and loads
-  char* to_;                        // the lane's first token
-  int64_t sixteen_;                 // bytes to the lane's next one
-  int tokens_;                      // from the lane's first one to the end; 0 past the last column
-
-  __device__ static uint32_t place_of(int token, int piece) { return token * kRow + ((piece ^ token % 8) << 4); }
-
- public:
-  /// `column`: the first of a head's 64; `first`: token. The result is [B, T, H, columns] contiguous.
-  __device__ DeltaColumns(const DeltaSweepArguments& p, int column, int64_t first, int64_t b, int h, int block,
-                          int lane) {
-    // Eight lanes at a time load from every second token, whose pieces are in different banks.
-    const int pair = lane / 2, token = pair % 4 * 2 + pair / 4 % 2 + pair / 8 * 8;
-    place_ = place_of(lane % 8 + lane / 16 * 8, 2 * block + lane / 8 % 2);
-    from_ = place_of(token, 2 * block + lane % 2);
-    const int64_t bytes = int64_t{2} * p.heads * p.columns;
-    const int own = column + 16 * block + lane % 2 * 8;
-    to_ = static_cast<char*>(p.values) + (b * p.length + first + token) * bytes + (int64_t{h} * p.columns + own) * 2;
-    sixteen_ = 16 * bytes;
-    tokens_ = own < p.columns ? static_cast<int>(p.length - first) - token : 0;
-  }
-
-  /// A chunk's, after those before it. `tile`: of V, whose columns of this warp have been read.
-  __device__ __forceinline__ void store(const uint32_t (&packed)[16], uint32_t tile) {
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < kWarps; ++k)
-      ptx::store_matrices_transposed(tile + place_ + k * 16 * kRow, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
-                                     packed[4 * k + 3]);
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < kWarps; ++k) {
-      const uint4 words = ptx::load_words(tile + from_ + k * 16 * kRow);
-      if (tokens_ > 16 * k) *reinterpret_cast<uint4*>(to_ + k * sixteen_) = words;
-    }
-    ptx::fence_async_shared();  // the copy engine writes there next
-    to_ += kWarps * sixteen_;
-    tokens_ -= kChunk;
-  }
-};
 
 /// state += left · keys, of 64 tokens and all rows of the state: issued.
 template <int kBlocks>
@@ -165,15 +96,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       use(state[i], (int64_t{1} * head * p.rows + row) * p.columns + column + c, row < p.rows && c < columns);
     }
   };
-  const int thread = 32 * block + lane;
-  if (kHalves && second) {
-    wait_for_solution(&p.handed_on[sweep_index()]);
-    const float* const from = p.handed[sweep_index()].state + thread;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) state[i] = from[kComputing * i];
-  } else {
-    each([&](float& number, int64_t place, bool there) { number = p.initial && there ? p.initial[place] : 0.0f; });
-  }
+  each([&](float& number, int64_t place, bool there) { number = p.initial && there ? p.initial[place] : 0.0f; });
   const auto scale_state = [&](float factor) {
 #pragma unroll
     for (int i = 0; i < 32 * kBlocks; ++i) state[i] *= factor;
@@ -184,15 +107,15 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     arrive_warp(&small().measured[n % 2], lane);
   };
   measure(0);
-  DeltaColumns results(p, column, first_of(0), b, h, block, lane);
   float unit = 1.0f;  // of the state
   ptx::RingPosition at;
-  for (int n = 0; n < count(); ++n, at.advance(Shared::kStages)) {
+  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
     DeltaTokens& tokens = small().tokens[at.index];
     DeltaTokenUnits& units = small().units[at.index];
+    SolvedChunk& chunk = solved(at.index);
     const char* const query = stage(at.index);
     const char* const key = query + Shared::kKey;
-    const char* const value = query + Shared::kValue + group * kPanel;
+    char* const value = stage(at.index) + Shared::kValue + group * kPanel;
     if (n == 0) {
       ptx::mbarrier_wait(&small().prepared[0], 0);
       scale_state(small().first_reciprocal);
@@ -205,8 +128,18 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
     ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
     float x[32], out[32];
+    const auto read_queries = [&] {
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
+      ptx::wgmma_commit();
+    };
     ptx::undefined(x);
     ptx::fence_registers(x);
+    if constexpr (kBlocks == 1) {
+      ptx::undefined(out);
+      ptx::fence_registers(out);
+    }
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
     ptx::wgmma_fence();
@@ -215,51 +148,54 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_commit();
     const float decay = small().decay[at.index];
     unit = small().after[at.index];
-    float values[32];
-    float2 factors[8];
-    load_values<Element>(values, ptx::shared_address(value), tokens.reciprocal(), block, lane);
-    load_columns(factors, tokens.read_key(), lane);
-    if constexpr (kBlocks == 1) scale_state(decay);
-    ptx::wgmma_wait<0>();
+    if constexpr (kBlocks == 1) {
+      read_queries();
+      scale_state(decay);
+    }
+    ptx::wgmma_wait<kBlocks == 1 ? 1 : 0>();
     ptx::fence_registers(x);
     if constexpr (kBlocks > 1) scale_state(decay);
-    subtract_columns(x, values, factors);
-    uint32_t left[16], residual[16];
-    solve_tokens(x, residual, triangle(n), rest(n), lane);
-    ptx::undefined(out);  // there are no registers for these sums before
-    ptx::fence_registers(out);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m) issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
-    ptx::wgmma_commit();
+    subtract_from_values<Element>(x, ptx::shared_address(value), tokens.reciprocal(), tokens.read_key(), block, lane);
+    uint32_t left[16];
+    pack_sums<__half>(left, x, 1.0f);
+    if (n > 0 && arrives(lane)) {
+      ptx::bulk_wait_read<0>();  // the chunk before's rows
+      ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
+    }
+    add_triangle(x, left, chunk.inverse, lane);
+    if constexpr (kBlocks > 1) {  // has no registers for these sums before
+      ptx::undefined(out);
+      ptx::fence_registers(out);
+      ptx::wgmma_fence();
+      read_queries();
+    }
     pack_weighted(left, x, tokens.write(), lane);
+    uint32_t residual[16];
+    pack_sums<__half>(residual, x, 1.0f);
     ptx::fence_registers(left);
     ptx::fence_registers(state);
     ptx::wgmma_fence();
     issue_update<kBlocks>(state, left, key);
     ptx::wgmma_commit();
-    load_columns(factors, units.read_state(), lane);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(out);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) out[i] *= i % 2 ? factors[i / 4].y : factors[i / 4].x;
+    scale_columns(by_tiles(out), units.read_state(), lane);
     add_triangle(out, residual, pairs(n), lane);
-    scale_columns(by_tiles(out), out_unit(at.index), lane);
+    scale_columns(by_tiles(out), out_unit(chunk), lane);
     pack_sums<Element>(residual, out, 1.0f);
-    results.store(residual, ptx::shared_address(value));
+    store_packed_transposed(ptx::shared_address(value), residual, block, lane);  // over what this warp has read
+    ptx::fence_async_shared();
     ptx::wgmma_wait<0>();
     ptx::fence_registers(state);
     ptx::fence_registers(left);
-    arrive_warp(&small().empty[at.index], lane);
     measure(n + 1);
-  }
-  if (hands_on()) {
-    float* const to = p.handed[sweep_index()].state + thread;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) to[kComputing * i] = state[i];
-    return arrive_warp(&small().stored, lane);
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // all columns of O are there
+    if (lane == 0) {
+      ptx::store_tile(&p.maps[3], value + 16 * block * 128, column, h, static_cast<int>(first_of(n)) + 16 * block, b);
+      ptx::bulk_commit();
+    }
   }
   if (p.last) {
     scale_state(unit);
@@ -267,6 +203,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       if (there) p.last[place] = number;
     });
   }
+  if (lane == 0) ptx::bulk_wait<0>();
 }
 
 }  // namespace lethe::matrix_state

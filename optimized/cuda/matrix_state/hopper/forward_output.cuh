@@ -1,18 +1,10 @@
 #pragma once
 // What a warp of the forward writes of its 16 rows of a chunk: values, or of a normalised call dO over z·q and the gradient of z·q.
 
-#include "optimized/cuda/hopper/ptx/elect.cuh"
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"
 #include "optimized/cuda/matrix_state/hopper/normalizer.cuh"
 
 namespace lethe::matrix_state {
-
-/// The lane of a warp whose rows leave, for its group of stores. Elected where values are divided, whose warps have no register left to hold their lane's number.
-template <typename Call>
-__device__ __forceinline__ bool sends(const Call& call) {
-  if constexpr (Call::kDividesRows) return ptx::elect();
-  else return call.lane == 0;
-}
 
 /// Values in float, where a call wants those.
 template <typename Call>
@@ -106,7 +98,7 @@ __device__ __forceinline__ void place_rows(const Call& call, float (&out)[32], c
   if constexpr (!kGradients) {
     if (call.p.float_out) return write_floats(call, out, call.first_of(n));
     pack_sums<typename Call::Element>(packed, out, 1.0f);
-    if (sends(call)) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
+    if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
   }
   __syncwarp();  // of gradients, all lanes have read dO
   store_packed(ptx::shared_address(call.out_tile()), packed, place);
@@ -118,7 +110,7 @@ __device__ __forceinline__ void send_rows(const Call& call, int n) {
   if (call.p.float_out) return;
   ptx::fence_async_shared();
   __syncwarp();
-  if (!sends(call)) return;
+  if (call.lane > 0) return;
   constexpr int kRows = kChunk / kWarps;
   ptx::store_tile(&call.p.maps[3], call.out_tile() + kRows * 128 * call.warp, 64 * call.tile, call.h,
                   static_cast<int>(call.first_of(n)) + kRows * call.warp, call.b);

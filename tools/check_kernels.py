@@ -36,7 +36,7 @@ SPILLS = [
     (r"scan_(norms_)?and_bound", 132),  # the search for the boundary by mass
     # the matrix state by wgmma: numbers of a chunk's place, and in float16 units of rows; with a normaliser first
     (r"sweep_forwardI13__nv_bfloat16\w+10NormalizerE[1-3]E", 64),
-    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[1-3]E", 232),
+    (r"sweep_forwardI6__half\w+Li1E\w+10NormalizerE[1-3]E", 208),
     (r"sweep_forwardI6__half\w+Li2E\w+10NormalizerE[12]E", 48),
     (r"sweep_forwardI13__nv_bfloat16Lb1ELi1E", 24),
     (r"sweep_forwardI6__halfLb0ELi1E\w+ELi2E", 144),

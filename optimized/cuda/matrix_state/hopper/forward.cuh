@@ -70,13 +70,10 @@ struct Forward {
   static constexpr Normalizer kNormalizer = kNormalizer_;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
                         kNormalized = kNormalizer != Normalizer::kNone,
+                        kLeavesStates = kNormalizer != Normalizer::kGradients,
                         kLeavesDivisors = kNormalizer == Normalizer::kLeaves,
                         kDividesRows = kNormalizer == Normalizer::kDivides || kLeavesDivisors;
-  /// Where states may be left: where divisors are left beside them, by that instance alone.
-  static constexpr bool kMayLeaveDivisors = kNormalized && kGated && kBlocks == 1,
-                        kLeavesStates =
-                            kNormalizer != Normalizer::kGradients && (kLeavesDivisors || !kMayLeaveDivisors);
-  static_assert(!kLeavesDivisors || kMayLeaveDivisors);
+  static_assert(!kLeavesDivisors || (kGated && kBlocks == 1));
   /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
   static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
   using Shared = ForwardShared<kBlocks, kReaders>;
@@ -252,7 +249,7 @@ struct Forward {
       }
       arrive_warp(&small().empty[at.index], lane);
     }
-    if (kLeavesStates && (kLeavesDivisors || p.kept.wanted) && lane == 0) ptx::bulk_wait<0>();
+    if (kLeavesStates && p.kept.wanted && lane == 0) ptx::bulk_wait<0>();
     wait_for_previous_kernel();  // for those after this one: a head's beginning itself depends on none
     // For the piece after this one, whose CTA has a higher number and waits.
     if (kHandsOn && p.marks && piece.end < order.segments) {

@@ -13,7 +13,7 @@ __device__ __forceinline__ void leave_state(const Call& call, int buffer, int n,
                                             Column&& z) {
   constexpr int kBlocks = Call::Shared::kStateWarps / kWarps;
   const KeptStates& to = call.p.kept;
-  if ((!Call::kLeavesDivisors && !to.wanted) || (!Call::kNormalized && call.lane > 0)) return;
+  if (!to.wanted || (!Call::kNormalized && call.lane > 0)) return;
   const int rows = ((call.piece.begin * call.order.each + n) * kBlocks + block) * kWarps + call.warp;
   if constexpr (Call::kNormalized) {
     float* const column = to.columns + call.head * to.stride + 16 * rows;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void leave_state(const Call& call, int buffer, int n,
 /// A warp of the forward, before it rounds S: its rows of the last but one have left that buffer.
 template <typename Call>
 __device__ __forceinline__ void wait_until_state_left(const Call& call) {
-  if (!Call::kLeavesDivisors && !call.p.kept.wanted) return;
+  if (!call.p.kept.wanted) return;
   if (call.lane == 0) ptx::bulk_wait_read<1>();
   __syncwarp();
 }

@@ -233,7 +233,7 @@ template <typename Scalar>
 void run_backward(const at::Tensor& grad_values, const at::Tensor& grad_state, const MatrixStateInputs& in,
                   const MatrixStateGradients& gradients) {
   const MatrixStateProblem<Scalar> problem(in);
-  const at::Tensor d_state = grad_state.contiguous();
+  const at::Tensor d_state = gradient_or_zeros(grad_state, in).contiguous();
   if (in.normalize) {
     const Rows<double> d_read(gradient_before_division(std::get<0>(read_state(in, true)), grad_values));
     Backward<Scalar, double>{problem, d_read, 1.0, d_state, gradients}.run();

@@ -1,5 +1,7 @@
 #include "optimized/operators/matrix_state.hpp"
 
+#include <ATen/ops/zeros.h>
+
 namespace lethe {
 
 void check_arguments(const MatrixStateInputs& in) {
@@ -52,8 +54,15 @@ void check_gradient_arguments(const at::Tensor& grad_values, const at::Tensor& g
   const at::Tensor &query = in.query, &value = in.value;
   check_like("grad_values", grad_values, query.scalar_type(), query);
   check_shape("grad_values", grad_values, value.sym_sizes());
+  if (!grad_state.defined()) return;
   check_like("grad_state", grad_state, accumulation_dtype(query.scalar_type()), query);
   check_shape("grad_state", grad_state, {query.sym_size(0), query.sym_size(2), query.sym_size(3), in.state_columns()});
+}
+
+at::Tensor gradient_or_zeros(const at::Tensor& grad_state, const MatrixStateInputs& in) {
+  if (grad_state.defined()) return grad_state;
+  return at::zeros({in.query.size(0), in.query.size(2), in.query.size(3), in.state_columns().expect_int()},
+                   in.query.options().dtype(accumulation_dtype(in.query.scalar_type())));
 }
 
 }  // namespace lethe

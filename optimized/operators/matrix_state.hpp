@@ -41,8 +41,11 @@ struct MatrixStateGradients {
 /// throws  c10::Error "name: expected …, found …"
 void check_arguments(const MatrixStateInputs& inputs);
 
-/// The same with the gradients of values and state.
+/// The same with the gradients of values and state, this one undefined where there is none.
 void check_gradient_arguments(const at::Tensor& grad_values, const at::Tensor& grad_state,
                               const MatrixStateInputs& inputs);
+
+/// The gradient of the last state that a backward was given; zeros where it is undefined.
+at::Tensor gradient_or_zeros(const at::Tensor& grad_state, const MatrixStateInputs& inputs);
 
 }  // namespace lethe

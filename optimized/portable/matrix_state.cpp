@@ -102,7 +102,7 @@ MatrixStateGradients matrix_state_backward(const Tensor& grad_values, const Tens
     if (t / kChunk < (tokens.length - 1) / kChunk) state = tokens.written(tokens.faded(state, t), t);
   }
   Rows d_query, d_key, d_value, d_key_gate, d_value_gate, d_strength;
-  Tensor d_state = grad_state.to(at::kDouble);
+  Tensor d_state = gradient_or_zeros(grad_state, in).to(at::kDouble);
   for (int64_t chunk = static_cast<int64_t>(checkpoints.size()) - 1; chunk >= 0; --chunk) {
     const int64_t begin = chunk * kChunk, end = std::min(begin + kChunk, tokens.length);
     std::vector<Tensor> decayed;
@@ -129,7 +129,7 @@ MatrixStateGradients matrix_state_backward(const Tensor& grad_values, const Tens
     }
     checkpoints.pop_back();
   }
-  const at::TensorOptions wide = grad_state.options();
+  const at::TensorOptions wide = in.query.options().dtype(accumulation_dtype(in.query.scalar_type()));
   return {d_query.as(in.query),
           d_key.as(in.key),
           d_value.as(in.value),

@@ -196,7 +196,7 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
       divided_here ? gradient_before_division(std::get<0>(call.read(family, {})), grad_values, call.value_dim, unit)
                    : widened(grad_values, call.value.size(3)));
   call.input.scale /= unit;
-  const Tensor d_last = call.state_of(grad_state, false);
+  const Tensor d_last = grad_state.defined() ? call.state_of(grad_state, false) : Tensor();
   const auto like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
   const auto like_given = [&](const OptionalTensor& tensor) { return tensor ? like(*tensor) : Tensor(); };
   const auto floats = [](const Tensor& tensor) {
@@ -208,7 +208,7 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
   const Tensor workspace = call.bytes(family.backward_workspace_bytes(call.input.shape, call.input.form));
   MatrixStateBackward arguments{call.input};
   arguments.grad_values = operand(d_values);
-  arguments.grad_last_state = d_last.const_data_ptr<float>();
+  arguments.grad_last_state = d_last.defined() ? d_last.const_data_ptr<float>() : nullptr;
   arguments.grad_query = d_query.mutable_data_ptr();
   arguments.grad_key = d_key.mutable_data_ptr();
   arguments.grad_value = d_value.mutable_data_ptr();
@@ -220,8 +220,9 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
   arguments.workspace = workspace.mutable_data_ptr();
   arguments.stream = at::cuda::getCurrentCUDAStream();
   family.backward(arguments);
+  const Tensor nothing = at::empty({0}, in.query.options().dtype(at::kFloat));
   const auto cut = [&](const Tensor& tensor, const OptionalTensor& to) {
-    if (!to) return at::empty({0}, grad_state.options());
+    if (!to) return nothing;
     return to->dim() == 4 ? tensor.narrow(3, 0, to->size(3)).contiguous() : tensor;
   };
   return {cut(d_query, in.query),
@@ -230,7 +231,7 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
           cut(d_key_gate, in.log_key_gate),
           cut(d_value_gate, in.log_value_gate),
           cut(d_beta, in.beta),
-          in.state ? call.state_to_caller(d_initial, false) : at::empty({0}, grad_state.options())};
+          in.state ? call.state_to_caller(d_initial, false) : nothing};
 }
 
 }  // namespace lethe::cuda

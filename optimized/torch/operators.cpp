@@ -174,7 +174,7 @@ constexpr const char* kMatrixStateForward =
     "Tensor? beta, Tensor? state, float scale, bool normalize, bool? keep_residual=None) -> "
     "(Tensor values, Tensor last_state, Tensor kept_states)";
 constexpr const char* kMatrixStateBackward =
-    "_matrix_state_backward(Tensor grad_values, Tensor grad_last_state, Tensor query, Tensor key, Tensor value, "
+    "_matrix_state_backward(Tensor grad_values, Tensor? grad_last_state, Tensor query, Tensor key, Tensor value, "
     "Tensor? log_key_gate, Tensor? log_value_gate, Tensor? beta, Tensor? state, Tensor kept_states, float scale, "
     "bool normalize) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_log_key_gate, Tensor "
     "grad_log_value_gate, Tensor grad_beta, Tensor grad_state)";
@@ -196,11 +196,11 @@ std::tuple<Tensor, Tensor, Tensor> matrix_state_forward(const Tensor& query, con
 // `run` with the arguments of kMatrixStateBackward.
 template <MatrixStateGradients (*run)(const Tensor&, const Tensor&, const MatrixStateInputs&)>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> matrix_state_backward(
-    const Tensor& grad_values, const Tensor& grad_last_state, const Tensor& query, const Tensor& key,
+    const Tensor& grad_values, const OptionalTensor& grad_last_state, const Tensor& query, const Tensor& key,
     const Tensor& value, const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
     const OptionalTensor& beta, const OptionalTensor& state, const Tensor& kept_states, double scale, bool normalize) {
   auto gradients =
-      run(grad_values, grad_last_state,
+      run(grad_values, grad_last_state.value_or(Tensor()),
           {query, key, value, log_key_gate, log_value_gate, beta, state, scale, normalize, false, kept_states});
   return {gradients.query,          gradients.key,  gradients.value, gradients.log_key_gate,
           gradients.log_value_gate, gradients.beta, gradients.state};
@@ -222,7 +222,8 @@ MatrixStateGradients matrix_state_gradient_shapes(const Tensor& grad_values, con
                                                   const MatrixStateInputs& in) {
   check_gradient_arguments(grad_values, grad_state, in);
   const auto like_given = [&](const OptionalTensor& tensor) {
-    return tensor ? contiguous_like(*tensor) : at::empty({0}, grad_state.options());
+    return tensor ? contiguous_like(*tensor)
+                  : at::empty({0}, in.query.options().dtype(accumulation_dtype(in.query.scalar_type())));
   };
   return {contiguous_like(in.query),   contiguous_like(in.key),       contiguous_like(in.value),
           like_given(in.log_key_gate), like_given(in.log_value_gate), like_given(in.beta),

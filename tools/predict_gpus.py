@@ -49,6 +49,9 @@ GPUS = {"A100 SXM": ("80", "80", 108, 1.41, 1.41), "L40S": ("89", "80", 142, 1.9
 HOPPER = "Hopper"
 BACKWARD = {HOPPER: dict.fromkeys(DIMS, "backward"), "A100 SXM": {64: "backward", 96: "backward", 128: ONE_STAGE, 256: "backward"},
             "L40S": {64: ONE_STAGE, 96: FUSED, 128: TWO, 256: TWO}}
+# Where a multiprocessor's shared memory (164 KB on an A100, 100 KB on an L40S) has place for one CTA, a Hopper one's for two: those of the forward have
+# 50 KB at 96, 66 at 128, 98 at 256, those of the two kernels 66.
+FEWER_CTAS = {"A100 SXM": (("forward", 256),), "L40S": (*(("forward", dim) for dim in (96, 128, 256)), (TWO, 128), (TWO, 256))}
 FLOPS = 4096  # of an HMMA.16816
 HIGHEST_GHZ = 1.98  # of an H100 SXM and an H200, where a time comes without its clock
 
@@ -295,6 +298,10 @@ def predict(arguments):
                           + (f" (within the shared memory of an {s['as']})" if s["as"] else "") for s in measured["sources"])
         lines += ["", f"Times: {named}. Their clock was not recorded and is taken as the highest, "
                   f"{HIGHEST_GHZ} GHz: by each per cent that it was lower, every prediction is one per cent too low."]
+    fewer = [f"{gpu} {direction} {dim}" for gpu, implementation, direction, dim, *_ in rows
+             if implementation == "lethe" and (direction, dim) in FEWER_CTAS[gpu]]
+    if fewer:
+        lines += ["", f"One CTA a multiprocessor where the Hopper GPU has two, which neither model counts, so that these may be too high: {', '.join(fewer)}."]
     if any(SMALL in row[2] for row in rows):
         lines += ["", "FlashAttention-2 has smaller tiles on an L40S (“small tiles”): their instructions are counted, and the efficiency is taken to be that of "
                   "the larger ones, which a Hopper GPU runs."]

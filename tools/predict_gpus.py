@@ -1,26 +1,27 @@
 #!/usr/bin/env python3
 """Predicted speeds of the sm_80 kernels on an A100 and an L40S, from counted instructions and the efficiency measured on a Hopper GPU.
 
-usage: predict_gpus.py predict FOLDER [--library LIBRARY] [--torch LIBTORCH] [--portable FILE]… [--cuobjdump PATH]
+usage: predict_gpus.py predict FOLDER [--library LIBRARY] [--torch LIBTORCH] [--portable FILE[=GPU]]… [--cuobjdump PATH]
        predict_gpus.py measure LIBRARY MEASURED.json
 
 predict  FOLDER/predictions.json and .md from FOLDER/counts.json and measured.json. Before that,
            --library, --torch   count instructions of a step of each kernel's main loop, per pipe and architecture, into counts.json: of ours in a
-                                library of the preset `kernels`, of FlashAttention-2 in Torch's libtorch_cuda.so
-           --portable           writes measured.json anew with the times of a file by optimized/benchmarks/cuda/portable.py
-measure  on a Hopper GPU: time, clock and rates of both, forward and backward, bfloat16, without pruning, as `portable.py --only gate`
+                                library with code of 8.0 and 9.0, as of the preset `kernels`, of FlashAttention-2 in Torch's libtorch_cuda.so
+           --portable           writes measured.json anew with the times of a file by optimized/benchmarks/cuda/portable.py; with =GPU the backward that
+                                this GPU runs and a Hopper one doesn't, of a library built with its TRIAL_SHARED_BYTES (ampere/attention.cpp)
+measure  on a Hopper GPU: time, clock and rates of both, forward and backward, bfloat16, without pruning, as `portable.py --only gate --only flash`
 
 All of it without a GPU:
     .venv/bin/python tools/predict_gpus.py predict results/predictions --library build/kernels/lib/lethe_kernels.so \\
-      --torch .venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so \\
-      --portable results/h200/portable.json --portable results/h200/portable_switches.json
+      --torch .venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so --portable results/h200/portable.json \\
+      --portable "results/h200/portable_a100.json=A100 SXM" --portable results/h200/portable_l40s.json=L40S
 
 Cycles of a step, per warp and quarter of a multiprocessor, from the counts, in two models:
   overlapped  the busiest pipe's, or the issue slots'
   in turn     the tensor pipe's, then the busiest of the others'
 Efficiency: such cycles of the Hopper code on the Hopper GPU over those measured. Prediction: clock, multiprocessors and cycles of the other GPU's code at
 that efficiency. A model counts alone where it predicts FlashAttention-2's published A100 figures within 10 %; where neither does, the range of both
-is written.
+is written. Kernels whose time is not in measured.json have no prediction.
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 
@@ -33,40 +34,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
-from check_kernels import find_cuobjdump, instructions_of
-from check_resources import resources_of
+from predict_gpus_counts import DIMS, FLASH, FUSED, ONE_STAGE, OURS, SMALL, TWO, count
 
 # Cycles of a quarter of a multiprocessor for one instruction of a warp. Lanes a cycle: CUDA C++ Programming Guide, "Throughput of native arithmetic
 # instructions"; tensor: the data sheets' dense bfloat16 rates (A100 312, L40S 362 TFLOP/s). Hopper's mma.sync has no published rate: `measure` finds it.
-# Shared memory: 128 bytes a cycle for the four quarters.
-FP32 = ("FADD", "FMUL", "FFMA", "IMAD", "IMUL")
-SPECIAL = ("MUFU",)
-SHARED = {"LDSM": 16, "STSM": 16, "LDGSTS": 16, "SHFL": 4, "LDS": 4, "STS": 4, "RED": 4, "REDG": 4, "ATOMS": 4}
-WIDTHS = {".64": 2, ".128": 4, "x2": 2, "x4": 4}  # of an LDS, STS or REDG
 TENSOR = {"80": 8, "89": 16}  # HMMA.16816 with sums in float32
 FP32_CYCLES = {"80": 2, "89": 1, "90": 1}
-TWO = "backward in two kernels"
-# name: architecture of its pipes, of its code, multiprocessors, GHz that a long kernel holds: least and most; head dims whose backward is one kernel,
-# backward_wide: a CTA may have 166912 bytes of shared memory on an A100, 101376 on an L40S
-GPUS = {"A100 SXM": ("80", "80", 108, 1.41, 1.41, (64,)), "L40S": ("89", "80", 142, 1.9, 2.2, ())}
+# name: architecture of its pipes, of its code, multiprocessors, GHz that a long kernel holds: least and most
+GPUS = {"A100 SXM": ("80", "80", 108, 1.41, 1.41), "L40S": ("89", "80", 142, 1.9, 2.2)}
+# The backward that is not summed in a fixed order, by head dim. A CTA may have 166912 bytes of shared memory on an A100, 101376 on an L40S; the wide
+# backward wants 102784 at 64, 135552 at 96, 168320 at 128, 150272 at 256, with one stage 85248 at 64, 134400 at 128.
+HOPPER = "Hopper"
+BACKWARD = {HOPPER: dict.fromkeys(DIMS, "backward"), "A100 SXM": {64: "backward", 96: "backward", 128: ONE_STAGE, 256: "backward"},
+            "L40S": {64: ONE_STAGE, 96: FUSED, 128: TWO, 256: TWO}}
+# Where a multiprocessor's shared memory (164 KB on an A100, 100 KB on an L40S) has place for one CTA, a Hopper one's for two: those of the forward have
+# 50 KB at 96, 66 at 128, 98 at 256, those of the two kernels 66.
+FEWER_CTAS = {"A100 SXM": (("forward", 256),), "L40S": (*(("forward", dim) for dim in (96, 128, 256)), (TWO, 128), (TWO, 256))}
 FLOPS = 4096  # of an HMMA.16816
 HIGHEST_GHZ = 1.98  # of an H100 SXM and an H200, where a time comes without its clock
-
-# kernel: (FLOPs of a pair in units of the head dim, {pattern of a loop's kernel: such FLOPs that it computes}). The forward's instances for windows are
-# not meant. A Hopper GPU runs two kernels in the fixed order alone.
-OURS = {("lethe", "forward", dim): (4, {rf"ampere\w*forward_tilesI13__nv_bfloat16NS0_12ForwardSizesILi{dim}EEELb0E": 4}) for dim in (64, 128)} | {
-    ("lethe", "backward", 64): (10, {r"ampere\w*backward_wideI13__nv_bfloat16NS0_9WideSizesILi64ELi2E": 10})} | {
-    ("lethe", TWO, dim): (10, {
-        rf"ampere\w*backward_keysI13__nv_bfloat16NS0_10SweepSizesILi{dim}E": 8,
-        rf"ampere\w*backward_queriesI13__nv_bfloat16Li{dim}E": 6}) for dim in (64, 128)}
-CAUSAL = "ELb0ELb1ELb0ELb0ELb1ELb1ELb0"
-FLASH = {("flash_attention_2", "forward", 64): (4, {rf"flash_fwd_kernel\w*Li64ELi128ELi128ELi4ELb0ELb0E\w*bfloat16\w*EE{CAUSAL[1:]}ELb0E": 4}),
-         ("flash_attention_2", "forward", 128): (4, {rf"flash_fwd_kernel\w*Li128ELi128ELi64ELi4ELb0ELb0E\w*bfloat16\w*EE{CAUSAL[1:]}ELb0E": 4}),
-         ("flash_attention_2", "backward", 64): (10, {rf"seqk_parallel\w*Li64ELi128ELi128ELi8ELi4ELi4ELi4ELb0ELb0E\w*bfloat16\w*EE{CAUSAL[1:]}E": 10}),
-         ("flash_attention_2", "backward", 128): (10, {rf"seqk_parallel\w*Li128ELi64ELi128ELi8ELi2ELi4ELi2ELb0ELb0E\w*bfloat16\w*EE{CAUSAL[1:]}E": 10})}
 
 # On an A100 SXM, causal, T = 16384, forward and backward together, TFLOP/s: Dao, FlashAttention-2 (2023), Fig. 4.
 PUBLISHED = {64: 171, 128: 189}
@@ -74,103 +61,30 @@ WITHIN = 0.10
 MODELS = ("overlapped", "in turn")
 
 
-def main_loop(instructions):
-    """The body of the longest backward branch that holds products and exponentials, and no other such; its forward branches are taken, over copies too."""
-    index = {address: i for i, (address, _) in enumerate(instructions)}
-    target_of = lambda text: (found := re.search(r"\bBRA\b.* 0x([0-9a-f]+)", text)) and index.get(int(found[1], 16))
-    spans = []
-    for i, (_, text) in enumerate(instructions):
-        begin = target_of(text)
-        if begin is None or begin >= i:
-            continue
-        body = [t for _, t in instructions[begin : i + 1]]
-        if any("HMMA" in t for t in body) and any("MUFU.EX2" in t for t in body) and not any(re.search(r"\bEXIT\b", t) for t in body):
-            spans.append((begin, i))
-    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
-    if not inner:
-        return None
-    begin, end = max(inner, key=lambda s: sum("HMMA" in t for _, t in instructions[s[0] : s[1] + 1]) / (s[1] - s[0]))
-    path, at = [], begin
-    while at <= end:
-        text = instructions[at][1]
-        path.append(text)
-        target = target_of(text)
-        at = target if target is not None and at < target <= end and text.startswith("@") else at + 1
-    return path
-
-
-def pipes_of(path):
-    """Instructions of a step by pipe; those of shared memory in cycles."""
-    counts = Counter(issue=len(path))
-    for text in path:
-        name = re.sub(r"^@!?U?P\w+\s+", "", text).split()[0]
-        base = name.split(".")[0]
-        if base == "HMMA":
-            counts["tensor"] += 1
-        elif base in FP32:
-            counts["fp32"] += 1
-        elif base in SPECIAL:
-            counts["special"] += 1
-        elif base in SHARED:
-            width = base in ("LDS", "STS", "REDG") and re.search(r"(\.64|\.128|x2|x4)\b", name)
-            counts["shared"] += SHARED[base] * (WIDTHS[width[1]] if width else 1)
-        elif not base.startswith("U") and base not in ("BRA", "BAR", "LDGDEPBAR", "DEPBAR", "LDL", "STL", "LDG", "STG", "LDC", "NOP", "BSSY", "BSYNC"):
-            counts["alu"] += 1
-    return dict(counts)
-
-
-def dumps_of(file, patterns, cuobjdump):
-    """(architecture, {kernel: instructions}) of the machine code of the kernels that match."""
-    run = lambda *arguments: subprocess.run([cuobjdump, *arguments, str(file)], capture_output=True, text=True, check=True).stdout
-    names = {}
-    for architecture, name, _ in resources_of(run("--dump-resource-usage")):
-        if architecture in ("80", "90") and any(re.search(pattern, name) for pattern in patterns):
-            names.setdefault(architecture, set()).add(name)
-    for architecture, those in names.items():
-        yield architecture, instructions_of(run("--gpu-architecture", f"sm_{architecture}", "--dump-sass", "--function", ",".join(sorted(those))))
-
-
-def count(file, sources, cuobjdump):
-    """Into a file: rows of the kernels of each (OURS or FLASH, library); of others those that are there stay."""
-    if (cuobjdump := find_cuobjdump(cuobjdump)) is None:
-        raise SystemExit("cuobjdump: expected on the path, in the CUDA toolkit or beside Triton, found none")
-    found = {}
-    for kernels, library in sources:
-        patterns = {pattern for _, loops in kernels.values() for pattern in loops}
-        for architecture, functions in dumps_of(library, patterns, cuobjdump):
-            for pattern in patterns:
-                for name, instructions in functions.items():
-                    if re.search(pattern, name) and (path := main_loop(instructions)):
-                        found.setdefault(pattern, {})[architecture] = pipes_of(path)
-    rows = [{"implementation": implementation, "direction": direction, "head_dim": dim, "flops": flops,
-             "loops": [{"flops": part, "counts": found.get(pattern, {})} for pattern, part in loops.items()]}
-            for kernels, _ in sources for (implementation, direction, dim), (flops, loops) in kernels.items()]
-    for row in rows:
-        for loop in row["loops"]:
-            if set(loop["counts"]) != {"80", "90"}:
-                raise SystemExit(f"{row['implementation']} {row['direction']} {row['head_dim']}: expected loops of sm_80 and sm_90, found {sorted(loop['counts'])}")
-    counted = {row["implementation"] for row in rows}
-    kept = [row for row in json.loads(file.read_text()) if row["implementation"] not in counted] if file.exists() else []
-    file.write_text(json.dumps(kept + rows, indent=1) + "\n")
-
-
 def from_portable(before, files):
-    """measured.json with the times of portable.py's files. The cycles of a product stay. Where rows have switches, only TWO is taken: WIDE64=0."""
-    rows, sources = [], []
-    for file in files:
+    """measured.json with the times of portable.py's files, bfloat16. The cycles of a product stay. A file may end in =GPU: its library was built with
+    TRIAL_SHARED_BYTES of that GPU, and so ran its backward. A kernel's time is that of the first file that has it."""
+    rows, sources = {}, []
+    for file, _, gpu in (file.partition("=") for file in files):
+        if gpu and gpu not in GPUS:
+            raise SystemExit(f"{file}: expected one of {', '.join(GPUS)}, found {gpu}")
         found = json.loads(Path(file).read_text())
         if found["gpu"] != before["gpu"] or found["torch"] != before["torch"]:
             raise SystemExit(f"{file}: expected {before['gpu']}, torch {before['torch']}, found {found['gpu']}, torch {found['torch']}")
-        sources.append({"file": "/".join(Path(file).absolute().parts[-2:]), "commit": found["commit"], "date": found["date"]})
+        sources.append({"file": "/".join(Path(file).absolute().parts[-2:]), "commit": found["commit"], "date": found["date"], "as": gpu})
         for line in found["rows"]:
-            if line["row"] != "gate" or line["family"] != "portable" or line["error"]:
+            if line["error"] or line["row"] not in ("gate", "flash", "dims") or line["family"] != "portable" or line["head_dim"] not in DIMS:
                 continue
-            times = [("lethe", line["direction"], line["milliseconds"]), ("flash_attention_2", line["direction"], line["others"]["FlashAttention-2"])]
-            if "switches" in line:
-                times = [("lethe", TWO, line["milliseconds"])] if line["switches"] == {"WIDE64": 0} and line["direction"] == "backward" else []
-            rows += [{"implementation": name, "direction": direction, "head_dim": line["head_dim"], "heads": line["heads"], "length": line["tokens"],
-                      "ms": ms, "ghz": None} for name, direction, ms in times]
-    return {key: before[key] for key in ("gpu", "multiprocessors", "torch", "cycles_of_a_product")} | {"sources": sources, "rows": rows}
+            forward = line["direction"] == "forward"
+            times = [("lethe", "forward" if forward else BACKWARD[gpu or HOPPER][line["head_dim"]], line["milliseconds"]),
+                     ("flash_attention_2", line["direction"], line["others"].get("FlashAttention-2"))]
+            for name, direction, ms in times:
+                if ms is None or (gpu and direction in ("forward", line["direction"])):
+                    continue  # what every GPU runs is the first's
+                rows.setdefault((name, direction, line["head_dim"]),
+                                {"implementation": name, "direction": direction, "head_dim": line["head_dim"], "heads": line["heads"],
+                                 "length": line["tokens"], "ms": ms, "ghz": None})
+    return {key: before[key] for key in ("gpu", "multiprocessors", "torch", "cycles_of_a_product")} | {"sources": sources, "rows": list(rows.values())}
 
 
 # ---- on a Hopper GPU
@@ -243,7 +157,7 @@ def measure(arguments):
     torch.ops.load_library(arguments.library)
     torch.utils.deterministic.fill_uninitialized_memory = False
     length, rows = 16384, []
-    for dim, heads in ((64, 32), (128, 16)):
+    for dim, heads in ((64, 32), (96, 21), (128, 16), (256, 8)):
         torch.manual_seed(0)
         query, key, value = (torch.randn(1, length, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
         gate = torch.full((1, length, heads), -1e-6, device="cuda", requires_grad=True)
@@ -311,6 +225,14 @@ def speed(row, efficiency, gpu, ghz):
             for share, each in zip(efficiency, cycles_of_a_pair(row, code, pipes, TENSOR[pipes]))]
 
 
+def runs_on(gpu, implementation, direction, dim):
+    """Whether a GPU's call has these kernels."""
+    if implementation == "lethe":
+        return direction in ("forward", BACKWARD[gpu][dim])
+    way = direction.removesuffix(SMALL)
+    return direction == way + SMALL * (gpu == "L40S" and (implementation, way + SMALL, dim) in FLASH)
+
+
 def predictions(counts, measured):
     """rows of (gpu, implementation, direction, head dim, [low, high] of each model), and what the models say of the published figures."""
     efficiencies = {}
@@ -322,12 +244,12 @@ def predictions(counts, measured):
         measured_cycles = found["ms"] * 1e-3 * (found["ghz"] or HIGHEST_GHZ) * 1e9 * 4 * measured["multiprocessors"] / pairs
         efficiencies[key] = [each / measured_cycles for each in cycles_of_a_pair(row, "90", "90", measured["cycles_of_a_product"])]
     rows = []
-    for gpu, (_, _, _, least, most, one_kernel) in GPUS.items():
+    for gpu, (_, _, _, least, most) in GPUS.items():
         for row in counts:
             key = row["implementation"], row["direction"], row["head_dim"]
-            other_kernels = row["implementation"] == "lethe" and row["direction"] == (TWO if row["head_dim"] in one_kernel else "backward")
-            if key in efficiencies and not other_kernels:
-                rows.append((gpu, *key, *zip(speed(row, efficiencies[key], gpu, least), speed(row, efficiencies[key], gpu, most))))
+            efficiency = efficiencies.get((key[0], key[1].removesuffix(SMALL), key[2]))
+            if efficiency and runs_on(gpu, *key):
+                rows.append((gpu, *key, *zip(speed(row, efficiency, gpu, least), speed(row, efficiency, gpu, most))))
     check = {}
     for dim, published in PUBLISHED.items():
         both = {direction: next(r for r in rows if r[:4] == ("A100 SXM", "flash_attention_2", direction, dim)) for direction in ("forward", "backward")}
@@ -351,11 +273,13 @@ def predict(arguments):
         table.append((gpu, implementation, direction, dim, f"{min(numbers):.0f}", f"{max(numbers):.0f}", "prediction"))
     names = ("gpu", "implementation", "direction", "head_dim", "low_tflops", "high_tflops", "kind")
     (folder / "predictions.json").write_text(json.dumps([dict(zip(names, row)) for row in table], indent=1) + "\n")
+    untimed = [f"{gpu} {direction} {dim}" for gpu in GPUS for implementation, direction, dim in OURS
+               if runs_on(gpu, implementation, direction, dim) and (implementation, direction, dim) not in efficiencies]
     lines = ["# Predicted speeds on an A100 and an L40S", "",
              "**Every figure of this page is a prediction**: none of these GPUs has run the kernels. bfloat16, T = 16384, causal, no pruning, with the gate and "
-             "its gradient; TFLOP/s by the visited pairs. The backward is one kernel where a CTA may have its shared memory (an A100 at 64), else two"
-             + ("" if ("lethe", TWO, 128) in efficiencies else "; those at 128 have no prediction, since no time of them was measured")
-             + ". By `tools/predict_gpus.py`, from `counts.json` and `measured.json` of this folder.", "",
+             "its gradient; TFLOP/s by the visited pairs. Each GPU has the backward that it chooses by the shared memory of a CTA. "
+             + (f"No prediction, since no time of these kernels was measured: {', '.join(untimed)}. " if untimed else "")
+             + "By `tools/predict_gpus.py`, from `counts.json` and `measured.json` of this folder.", "",
              f"Models that predict FlashAttention-2's published A100 figures (forward and backward, T = 16384) within {WITHIN:.0%}: "
              + (", ".join(MODELS[m] for m in good) if len(good) < 2 or all(abs(r[m] - 1) <= WITHIN for r in check.values() for m in (0, 1))
                 else "neither, so the range of both is given") + ".", "",
@@ -370,9 +294,17 @@ def predict(arguments):
               + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]
               if (r["implementation"], r["direction"], r["head_dim"]) in efficiencies]
     if "sources" in measured:
-        named = ", ".join(f"`{s['file']}` of {re.sub('[0-9a-f]{40}', lambda found: found[0][:12], s['commit'])}" for s in measured["sources"])
-        lines += ["", f"Times: {named}; two kernels by its switch WIDE64=0. Their clock was not recorded and is taken as the highest, "
+        named = ", ".join(f"`{s['file']}` of {re.sub('[0-9a-f]{40}', lambda found: found[0][:12], s['commit'])}"
+                          + (f" (within the shared memory of an {s['as']})" if s["as"] else "") for s in measured["sources"])
+        lines += ["", f"Times: {named}. Their clock was not recorded and is taken as the highest, "
                   f"{HIGHEST_GHZ} GHz: by each per cent that it was lower, every prediction is one per cent too low."]
+    fewer = [f"{gpu} {direction} {dim}" for gpu, implementation, direction, dim, *_ in rows
+             if implementation == "lethe" and (direction, dim) in FEWER_CTAS[gpu]]
+    if fewer:
+        lines += ["", f"One CTA a multiprocessor where the Hopper GPU has two, which neither model counts, so that these may be too high: {', '.join(fewer)}."]
+    if any(SMALL in row[2] for row in rows):
+        lines += ["", "FlashAttention-2 has smaller tiles on an L40S (“small tiles”): their instructions are counted, and the efficiency is taken to be that of "
+                  "the larger ones, which a Hopper GPU runs."]
     lines += ["", "On such a GPU, `tools/predict_gpus.py measure` times the same calls; its figures then take this page's place."]
     (folder / "predictions.md").write_text("\n".join(lines) + "\n")
     print(*lines, sep="\n")

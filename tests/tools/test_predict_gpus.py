@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
@@ -9,6 +10,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import predict_gpus  # noqa: E402
+import predict_gpus_counts as counted  # noqa: E402
 
 STEP = ["HMMA.16816.F32.BF16 R4, R8, R12, R4", "@!P1 MUFU.EX2 R5, R5", "FMUL.FTZ R6, R6, R7", "FADD R6, R6, R7", "LDSM.16.M88.4 R8, [R2]",
         "FMNMX R1, R2, R3, !PT", "LDS.64 R4, [R2]", "UIADD3 UR4, UR5, 0x1, URZ", "BAR.SYNC 0x0"]
@@ -26,57 +28,89 @@ def code(*bodies):
 class PredictGpus(unittest.TestCase):
     def test_the_main_loop_holds_products_and_exponentials(self):
         products = [text for text in STEP if "MUFU" not in text]
-        self.assertEqual(predict_gpus.main_loop(code(products, STEP, ["NOP"]))[:-1], STEP)
-        self.assertIsNone(predict_gpus.main_loop(code(products)))
+        self.assertEqual(counted.main_loop(code(products, STEP, ["NOP"]))[:-1], STEP)
+        self.assertIsNone(counted.main_loop(code(products)))
 
     def test_a_step_leaves_out_what_it_may_skip(self):
         body = [*STEP[:2], f"@P1 BRA 0x{16 * 5:x}", "FSEL R1, R1, R2, P2", "FSEL R1, R1, R2, P2", *STEP[2:]]
-        path = predict_gpus.main_loop(code(body))
+        path = counted.main_loop(code(body))
         self.assertFalse(any("FSEL" in text for text in path))
         self.assertEqual(len(path), len(STEP) + 2)
 
     def test_each_instruction_is_counted_at_its_pipe(self):
-        self.assertEqual(predict_gpus.pipes_of(STEP), {"issue": 9, "tensor": 1, "special": 1, "fp32": 2, "shared": 16 + 8, "alu": 1})
+        self.assertEqual(counted.pipes_of(STEP), {"issue": 9, "tensor": 1, "special": 1, "fp32": 2, "shared": 16 + 8, "alu": 1})
 
     def test_stores_and_additions_of_9_0_cost_what_those_of_8_0_do(self):
         older = ["STS R1, [R2]"] * 4 + ["RED.E.ADD.F32.FTZ.RN.STRONG.GPU [R2], R1"] * 4
         newer = ["STSM.16.M88.4 [R2], R4", "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU [R2], R4"]
-        self.assertEqual(predict_gpus.pipes_of(older)["shared"], 32)
-        self.assertEqual(predict_gpus.pipes_of(newer), {"issue": 2, "shared": 32})
-        self.assertEqual(predict_gpus.pipes_of(["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU [R2], R4"])["shared"], 4)
+        self.assertEqual(counted.pipes_of(older)["shared"], 32)
+        self.assertEqual(counted.pipes_of(newer), {"issue": 2, "shared": 32})
+        self.assertEqual(counted.pipes_of(["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU [R2], R4"])["shared"], 4)
 
     def test_a_window_has_instances_that_are_not_counted(self):
-        pattern, = predict_gpus.OURS["lethe", "forward", 64][1]
+        pattern, = counted.OURS["lethe", "forward", 64][1]
         name = "_ZN5lethe6ampere13forward_tilesI13__nv_bfloat16NS0_12ForwardSizesILi64EEELb{}EEEvNS0_17ForwardParametersE"
         self.assertRegex(name.format(0), pattern)
         self.assertNotRegex(name.format(1), pattern)
 
-    def test_a_gpu_has_the_backward_that_fits_its_shared_memory(self):
-        counts = {"issue": 1000, "tensor": 250}
-        row = lambda name, direction, dim: {"implementation": name, "direction": direction, "head_dim": dim}
-        measured = [row("lethe", direction, dim) for direction in ("backward", predict_gpus.TWO) for dim in (64, 128)]
-        measured += [row("flash_attention_2", direction, dim) for direction in ("forward", "backward") for dim in (64, 128)]
-        rows = [r | {"flops": 10, "loops": [{"flops": 10, "counts": {"80": counts, "90": counts}}]} for r in measured]
-        found, _, _ = predict_gpus.predictions(rows, {"multiprocessors": 132, "cycles_of_a_product": 5.0, "rows": [
-            r | {"heads": 1, "length": 16384, "ghz": None, "ms": 1.0} for r in measured]})
-        self.assertEqual({(gpu, direction, dim) for gpu, name, direction, dim, *_ in found if name == "lethe"},
-                         {("A100 SXM", "backward", 64), ("A100 SXM", predict_gpus.TWO, 128)} | {("L40S", predict_gpus.TWO, dim) for dim in (64, 128)})
+    def test_products_that_some_warps_skip_count_for_the_others(self):
+        skipped = [*STEP[:2], f"@P1 BRA 0x{16 * 5:x}", "HMMA.16816.F32.BF16 R4, R8, R12, R4", "LDSM.16.M88.4 R8, [R2]", *STEP[2:]]
+        self.assertEqual(counted.mean_pipes(code(skipped))["tensor"], 1)
+        mean = counted.mean_pipes(code(skipped), 0.25)
+        self.assertEqual((mean["tensor"], mean["shared"]), (1.75, 16 + 8 + 0.75 * 16))
 
-    def test_times_come_from_the_gate_rows_of_portable(self):
+    def test_each_kernel_has_a_pattern_of_its_own(self):
+        name = ("_ZN5lethe6ampere52_GLOBAL__N__7fc8994c_19_backward_keys_cu_4023e4e213backward_keysI13__nv_bfloat16NS0_10{}SizesILi{}EEELb{}ELb{}ELb{}EEEv"
+                "NS0_18BackwardParametersE")
+        matched = lambda row, name: [pattern for pattern in counted.OURS["lethe", *row][1] if re.search(pattern, name)]
+        for keys, values in ((1, 0), (0, 1)):
+            self.assertEqual(len(matched((counted.TWO, 256), name.format("Sweep", 256, keys, values, 0))), 1)
+        self.assertFalse(matched((counted.TWO, 128), name.format("Sweep", 256, 1, 1, 0)))
+        self.assertTrue(matched((counted.FUSED, 96), name.format("Fused", 96, 1, 1, 1)))
+        wide = ("_ZN5lethe6ampere49_GLOBAL__N__4e6df9f8_16_backward_wide_cu_a21c5fb513backward_wideI13__nv_bfloat16NS0_9WideSizesILi{}ELi{}EEEEEv"
+                "NS0_18BackwardParametersE")
+        for dim, stages, direction in ((64, 2, "backward"), (64, 1, counted.ONE_STAGE), (128, 1, counted.ONE_STAGE), (256, 1, "backward")):
+            found = [row for row in counted.OURS if matched(row[1:], wide.format(dim, stages))]
+            self.assertEqual(found, [("lethe", direction, dim)])
+
+    def test_a_gpu_has_the_kernels_that_fit_its_shared_memory(self):
+        counts = {"issue": 1000, "tensor": 250}
+        rows = [{"implementation": name, "direction": direction, "head_dim": dim, "flops": 10, "loops": [{"flops": 10, "counts": {"80": counts, "90": counts}}]}
+                for name, direction, dim in (*counted.OURS, *counted.FLASH)]
+        found, _, _ = predict_gpus.predictions(rows, {"multiprocessors": 132, "cycles_of_a_product": 5.0, "rows": [
+            r | {"heads": 1, "length": 16384, "ghz": None, "ms": 1.0} for r in rows if counted.SMALL not in r["direction"]]})
+        of = lambda gpu, name, way: {(direction, dim) for at, who, direction, dim, *_ in found if (at, who) == (gpu, name) and direction.startswith(way)}
+        self.assertEqual(of("A100 SXM", "lethe", "backward"), {("backward", 64), ("backward", 96), (counted.ONE_STAGE, 128), ("backward", 256)})
+        self.assertEqual(of("L40S", "lethe", "backward"), {(counted.ONE_STAGE, 64), (counted.FUSED, 96), (counted.TWO, 128), (counted.TWO, 256)})
+        for gpu in predict_gpus.GPUS:
+            self.assertEqual(of(gpu, "lethe", "forward"), {("forward", dim) for dim in counted.DIMS})
+        for way, small in (("forward", (96, 128)), ("backward", (64, 128))):
+            self.assertEqual(of("A100 SXM", "flash_attention_2", way), {(way, dim) for dim in (64, 96, 128)})
+            self.assertEqual(of("L40S", "flash_attention_2", way), {(way + counted.SMALL * (dim in small), dim) for dim in (64, 96, 128)})
+
+    def test_times_come_from_rows_of_portable_and_of_its_run_as_another_gpu(self):
         line = {"row": "gate", "family": "portable", "head_dim": 64, "heads": 32, "tokens": 16384, "direction": "backward", "milliseconds": 2.0,
                 "others": {"FlashAttention-2": 3.0}, "error": None}
         about = {"gpu": "NVIDIA H200", "torch": "2.11.0", "commit": "0" * 40, "date": "2026-11-28T00:00:00Z"}
         before = {"gpu": "NVIDIA H200", "torch": "2.11.0", "multiprocessors": 132, "cycles_of_a_product": 6.0, "rows": []}
+        slower = line | {"milliseconds": 2.5, "others": {"FlashAttention-2": 3.5}}
         with tempfile.TemporaryDirectory() as folder:
-            files = [pathlib.Path(folder) / name for name in ("portable.json", "portable_switches.json", "other.json")]
-            files[0].write_text(json.dumps(about | {"rows": [line, line | {"row": "window"}, line | {"family": "hopper"}, line | {"error": "wrong"}]}))
-            files[1].write_text(json.dumps(about | {"rows": [line | {"switches": switches} for switches in ({}, {"WIDE64": 0}, {"WIDE": 0})]}))
+            files = [pathlib.Path(folder) / name for name in ("portable.json", "portable_l40s.json", "other.json")]
+            files[0].write_text(json.dumps(about | {"rows": [
+                line, line | {"row": "window"}, line | {"family": "hopper"}, line | {"error": "wrong"}, line | {"row": "dims", "head_dim": 32},
+                line | {"row": "flash", "head_dim": 96, "milliseconds": 4.0}, slower | {"row": "dims", "head_dim": 96}]}))
+            files[1].write_text(json.dumps(about | {"rows": [slower, slower | {"direction": "forward"}, slower | {"head_dim": 128}]}))
             files[2].write_text(json.dumps(about | {"gpu": "NVIDIA H100", "rows": []}))
-            found = predict_gpus.from_portable(before, files[:2])
+            found = predict_gpus.from_portable(before, [str(files[0]), f"{files[1]}=L40S"])
+            as_a100 = predict_gpus.from_portable(before, [f"{files[1]}=A100 SXM"])
             with self.assertRaisesRegex(SystemExit, "expected NVIDIA H200.*found NVIDIA H100"):
-                predict_gpus.from_portable(before, files[2:])
-        self.assertEqual([(r["implementation"], r["direction"], r["ms"]) for r in found["rows"]],
-                         [("lethe", "backward", 2.0), ("flash_attention_2", "backward", 3.0), ("lethe", predict_gpus.TWO, 2.0)])
+                predict_gpus.from_portable(before, [str(files[2])])
+            with self.assertRaisesRegex(SystemExit, "expected one of A100 SXM, L40S, found A10"):
+                predict_gpus.from_portable(before, [f"{files[1]}=A10"])
+        times = lambda measured: [(r["implementation"], r["direction"], r["head_dim"], r["ms"]) for r in measured["rows"]]
+        self.assertEqual(times(found), [("lethe", "backward", 64, 2.0), ("flash_attention_2", "backward", 64, 3.0), ("lethe", "backward", 96, 4.0),
+                                        ("flash_attention_2", "backward", 96, 3.0), ("lethe", counted.ONE_STAGE, 64, 2.5), ("lethe", counted.TWO, 128, 2.5)])
+        self.assertEqual(times(as_a100), [("lethe", counted.ONE_STAGE, 128, 2.5)])
         self.assertEqual(found["cycles_of_a_product"], 6.0)
 
     def test_models_are_the_busiest_pipe_and_the_tensor_pipe_with_the_next(self):
@@ -101,8 +135,8 @@ class PredictGpus(unittest.TestCase):
              "ms": 1.0 if r["implementation"] == "lethe" else 2.0} for r in rows]}
         found, check, efficiencies = predict_gpus.predictions(rows, measured)
         speeds = {row[:4]: row[4] for row in found}
-        for dim in (64, 128):  # half the time, twice the speed, on every GPU
-            for gpu in predict_gpus.GPUS:
+        for dim in (64, 128):  # half the time, twice the speed
+            for gpu in predict_gpus.GPUS if dim == 64 else ["A100 SXM"]:  # an L40S has other tiles at 128
                 self.assertAlmostEqual(speeds[gpu, "lethe", "forward", dim][0], 2 * speeds[gpu, "flash_attention_2", "forward", dim][0])
             self.assertAlmostEqual(efficiencies["lethe", "forward", dim][0], 2 * efficiencies["flash_attention_2", "forward", dim][0])
         self.assertEqual(set(check), {64, 128})

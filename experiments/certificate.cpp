@@ -57,8 +57,8 @@ Revision revision_around(const std::filesystem::path& folder) {
   Revision found;
   const std::filesystem::path checkout = checkout_of(folder);
   if (checkout.empty()) {
-    const char* told = std::getenv("LETHE_COMMIT");
-    if (told && *told) found.commit = told;
+    const char* named = std::getenv("LETHE_COMMIT");
+    if (named && *named) found.commit = named;
     else found.reason = "no checkout around " + folder.string();
     return found;
   }

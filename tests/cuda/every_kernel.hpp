@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -28,7 +29,7 @@ class EveryKernel : public ::testing::TestWithParam<Instance> {
     }
     if (family_under_test == Family::kAmpereOfLess) {
       family_under_test = Family::kAmpere;
-      shared_bytes_under_test = ampere::bytes_of_wide(dim()).largest - 1;
+      shared_bytes_under_test = std::min(ampere::bytes_of_wide(dim()).largest - 1, ampere::shared_bytes_of_device());
     }
     const bool hopper = family_under_test == Family::kHopper;
     if (!have_gpu(hopper)) GTEST_SKIP() << "needs a GPU of compute capability " << (hopper ? "9.0" : "8.0 or more");

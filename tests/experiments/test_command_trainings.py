@@ -165,7 +165,7 @@ class Trainings(CommandTest):
         named = "init -q", "-c user.name=a -c user.email=b commit -q --allow-empty -m first"
         for words, folder, environment in (
             ("no checkout around", checkout("tarball"), {"LETHE_COMMIT": ""}),
-            ("", checkout("told"), {"LETHE_COMMIT": "f" * 40}),
+            ("", checkout("named"), {"LETHE_COMMIT": "f" * 40}),
             ("a checkout that git refuses", checkout("no_commit", "init -q"), {}),
             ("a checkout that git refuses", checkout("foreign", *named), {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}),
             ("no git program", checkout("without_git", *named), {"PATH": self.path_without_git()}),
@@ -180,10 +180,10 @@ class Trainings(CommandTest):
                 self.assertEqual(certificate["commit"] == "unknown", bool(words))
                 built = Path(BINARY).with_name("lethe.commit")
                 self.assertEqual(certificate.get("built"), built.read_text().strip() if built.exists() else None)
-                told = environment.get("LETHE_COMMIT")
-                if told:
-                    self.assertEqual(certificate["commit"], told)
-                self.assertEqual(certificate["dirty"] is None, bool(words or told))
+                commit = environment.get("LETHE_COMMIT")
+                if commit:
+                    self.assertEqual(certificate["commit"], commit)
+                self.assertEqual(certificate["dirty"] is None, bool(words or commit))
                 warnings = [line for line in result.stderr.splitlines() if line.startswith("lethe: commit")]
                 self.assertEqual(len(warnings), 1 if words else 0, result.stderr)
                 self.assertTrue(not words or f"lethe: commit: expected that of a checkout, found {words}" in warnings[0], warnings)

@@ -272,7 +272,7 @@ struct WideWarp {
         [&](const OtherFragments& of, int i) { multiply(i < kSteps ? r.value : r.key, of.left, of); });
   }
 
-  /// By all warps, after a barrier: what a stage adds to dQ. A warp has a part of the queries, of which these are kTiles sixteens from the kFirst-th on,
+  /// By all warps, after a barrier: what a stage adds to dQ. A warp has a part of the queries, of which these are kTiles tiles of sixteen from the kFirst-th on,
   /// and some groups of sixteen columns of K.
   template <int kFirst, int kTiles>
   __device__ __forceinline__ void add_grad_query(const BackwardParameters& p, int row, int step) const {

@@ -122,8 +122,8 @@ bool launch_at_once(DeltaKeyArguments p, int64_t heads, cudaStream_t stream) {
   if (kWidth != 128 || !runs_hopper_code()) return false;
   const int64_t ctas = multiprocessors(), left = ctas - heads * ((p.columns + kWidth - 1) / kWidth);
   if (left < ctas / 8) return false;
-  // The multiprocessors prepare the first chunks in whole turns, so that they end together. Five, since a benchmark's 96 heads of 64 chunks are then swept after
-  // 12 turns, while the others prepare 13 more.
+  // The multiprocessors prepare the first chunks in whole turns, so that they end together. A benchmark's 96 heads of 64 chunks are swept after 12 turns,
+  // beside 13 more.
   constexpr int kAtOnce = 3, kSweptMeanwhile = 5;
   const int64_t items = heads * p.chunks, beside = (p.chunks + kSweptMeanwhile - 1) / kSweptMeanwhile,
                 before = std::max<int64_t>(0, items - kAtOnce * left * beside), turn = kAtOnce * ctas;

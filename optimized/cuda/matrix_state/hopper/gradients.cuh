@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   constexpr bool kWithColumn = Call::kNormalized && !Call::kDivides;
   using Gates = typename Shared::Gates;
   auto& small = call.small();
-  // Where they aren't, a call's registers suffice without.
+  // In uniform registers where the call divides; others have registers enough.
   const auto head_of = [&](const Operand& of) { return of.head_stride ? call.h : 0; };
   [[maybe_unused]] int heads[4] = {};
   if constexpr (Call::kDivides) {

@@ -9,7 +9,7 @@
 //   Σ_{j ≤ i} M_ji + d_i E_i q_i·(S dO_i + y_i z) = 0,   M_ji = A_ji (dO_i·v_j + y_i)
 //
 // and so d log f of a chunk has of queries from a token on −Σ_{j ≥ l} Σ_{i ≥ j} M_ji in place of differences of sums (gradients_gates.cuh). Pairs are queries
-// by keys: what a query has is summed by one warp, and dP gets it without a word from another.
+// by keys: what a query has is summed by one warp alone, before dP gets it.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
 

@@ -91,11 +91,11 @@ struct PairMasks {
   }
 };
 
-/// weigh_pairs with gates by one way for all warps: four ways are more than the instruction cache has room for.
-template <bool kNormalized>
+/// weigh_pairs with gates and no normaliser by one way for all warps: four ways are more than the instruction cache has room for. A pair that is not seen has
+/// the weight 0; only beside a cut is it selected, so that a later token of one sequence that is no number spoils the chunk's gradients before it.
 __device__ __forceinline__ void weigh_pairs_in_one_way(float (&scores)[32], float (&grads)[32], const ChunkGates& gates,
-                                                       const float* grad_normalizer, float scale, float* crossings,
-                                                       const PairMasks& masks, Place at) {
+                                                       float scale, float* crossings, const PairMasks& masks,
+                                                       Place at) {
   const int j0 = 16 * at.block + at.lane / 4, of_lane = 2 * (at.lane % 4);
   const float sum[2] = {gates.sum[j0], gates.sum[j0 + 8]};
   uint32_t seen = masks.seen, after = masks.after;
@@ -113,8 +113,6 @@ __device__ __forceinline__ void weigh_pairs_in_one_way(float (&scores)[32], floa
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const float2 sum_i = *reinterpret_cast<const float2*>(&gates.sum[8 * n + of_lane]);
-    [[maybe_unused]] float2 beside{0.0f, 0.0f};
-    if constexpr (kNormalized) beside = *reinterpret_cast<const float2*>(&grad_normalizer[8 * n + of_lane]);
     float products[2][2];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -122,7 +120,6 @@ __device__ __forceinline__ void weigh_pairs_in_one_way(float (&scores)[32], floa
       float &score = scores[i], &grad = grads[i];
       const float weight = seen >> i & 1 ? scale * exp2_approximate(sum[e / 2] - (e % 2 ? sum_i.y : sum_i.x)) : 0.0f;
       score *= weight;
-      if constexpr (kNormalized) grad += e % 2 ? beside.y : beside.x;
       products[e / 2][e % 2] = after >> i & 1 ? score * grad : 0.0f;
       grad *= weight;
     }
@@ -153,10 +150,10 @@ __device__ __forceinline__ void compute_pairs(const Call& call, int index, float
   ptx::wgmma_wait<0>();
   ptx::fence_registers(scores);
   ptx::fence_registers(grads);
+  static_assert(!Call::kOneWay || !Call::kNormalized);
   if constexpr (Call::kOneWay)
-    weigh_pairs_in_one_way<Call::kNormalized>(scores, grads, call.gates(index), call.grad_normalizer(index),
-                                              call.pair_scale(), call.crossings(index).pairs[call.warp], masks,
-                                              {call.warp, call.lane});
+    weigh_pairs_in_one_way(scores, grads, call.gates(index), call.pair_scale(), call.crossings(index).pairs[call.warp],
+                           masks, {call.warp, call.lane});
   else
     weigh_pairs<Element, Call::kGated, Call::kNormalized>(scores, grads, call.gates(index), call.grad_normalizer(index),
                                                           call.pair_scale(), call.crossings(index).pairs[call.warp],

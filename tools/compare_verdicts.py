@@ -2,9 +2,9 @@
 """Which verdicts depend on the machine: those of one scale beside one another, of folders of results that several machines, instruction sets or
 loads left.
 
-usage: tools/compare_verdicts.py NAME=FOLDER NAME=FOLDER … [--scale quick] --output results/verdicts.json
+usage: tools/compare_verdicts.py NAME=FOLDER NAME=FOLDER … [--scale quick] [--beside FILE] --output results/verdicts.json
 
-FOLDER is one machine's folder below a folder of results, as `lethe run --results` leaves it; ATEN_CPU_CAPABILITY=avx2 or default runs the claims with
+With --beside, the runs of an earlier such file stay, and one folder is enough: not all machines are at hand at once. FOLDER is one machine's folder below a folder of results, as `lethe run --results` leaves it; ATEN_CPU_CAPABILITY=avx2 or default runs the claims with
 other instructions. Claims that judge files of measurements (in `results/`) ran nowhere and are left out. tools/report.py makes the page from the file.
 """
 
@@ -39,9 +39,13 @@ def commit_of(certificate):
     return certificate.get("built", "unknown") if certificate["commit"] == "unknown" else certificate["commit"]
 
 
-def compared(folders, scale):
-    """The members of the file that compares folders by name."""
+def compared(folders, scale, earlier=None):
+    """The members of the file that compares folders by name, after those of the members `earlier`."""
     runs, verdicts = [], []
+    if earlier:
+        runs = list(earlier["runs"])
+        for i in range(len(runs)):
+            verdicts.append({(row["claim"], row["statement"]): row["verdicts"][i] for row in earlier["statements"] if row["verdicts"][i] is not None})
     for name, path in folders.items():
         found, certificates = verdicts_of(path, scale)
         machine = certificates[0]["machine"]
@@ -65,11 +69,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=named_folder, metavar="NAME=FOLDER")
     parser.add_argument("--scale", default="quick")
+    parser.add_argument("--beside", type=Path, metavar="FILE")
     parser.add_argument("--output", required=True, type=Path)
     options = parser.parse_args()
-    if len(options.folders) < 2 or len(dict(options.folders)) < len(options.folders):
+    earlier = read_sealed(options.beside) if options.beside else None
+    if earlier and earlier["scale"] != options.scale:
+        parser.error(f"--beside: expected runs of scale {options.scale}, found {earlier['scale']}")
+    names = [run["name"] for run in earlier["runs"]] if earlier else []
+    names += [name for name, _ in options.folders]
+    if len(names) < 2 or len(set(names)) < len(names):
         parser.error("NAME=FOLDER: expected two or more with names of their own")
-    members = compared(dict(options.folders), options.scale)
+    members = compared(dict(options.folders), options.scale, earlier)
     write_whole(options.output, sealed(members))
     from report.verdicts import verdicts_text
 

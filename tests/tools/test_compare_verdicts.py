@@ -56,6 +56,21 @@ class Verdicts(unittest.TestCase):
         self.assertEqual([row["verdicts"] for row in members["statements"]], [["reproduced"] * 2, ["refuted", "reproduced"], ["reproduced", None]])
         self.assertEqual(verdicts_section(self.root), "\n## Verdicts on several machines\n\n" + said)
 
+    def test_of_an_earlier_file_stay(self):
+        file = self.root / "verdicts.json"
+        both = self.run_tool(f"wide={self.root / 'first'}", f"narrow={self.root / 'second'}", "--output", str(file))
+        whole = json.loads(file.read_text())
+        self.write("third", certificate("a", {"y": "refuted", "w": "reproduced"}, "AVX2"))
+        status, said = self.run_tool(f"busy={self.root / 'third'}", "--beside", str(file), "--output", str(file))
+        self.assertEqual((both[0], status), (0, 0), said)
+        members = json.loads(file.read_text())
+        self.assertEqual(members["runs"][:2], whole["runs"])
+        self.assertEqual([row["verdicts"] for row in members["statements"]],
+                         [["reproduced", "reproduced", None], ["refuted", "reproduced", "refuted"], ["reproduced", None, None], [None, None, "reproduced"]])
+        status, said = self.run_tool(f"busy={self.root / 'third'}", "--beside", str(file), "--output", str(file))
+        self.assertEqual(status, 2)
+        self.assertIn("expected two or more with names of their own", said)
+
     def test_of_no_checkout_are_of_the_program(self):
         for members, commit in (({"commit": "unknown", "built": "b"}, "b"), ({"commit": "unknown"}, "unknown"), ({"commit": "a", "built": "b"}, "a")):
             self.assertEqual(compare_verdicts.commit_of(members), commit)

@@ -69,13 +69,15 @@ Answers answers_of(const Study& study, const Artefact& model) {
                           {"skipped_by_mass", skipped_blocks(by_mass, study)}};
   });
   return {evaluated_of(found.at("without")), evaluated_of(found.at("with")), by_length(found.at("skipped")),
-          by_length(found.at("skipped_by_mass"))};
+          by_length(found.value("skipped_by_mass", nlohmann::json::array()))};  // not asked by an earlier version
 }
 
 /// What the boundary by mass saves of the blocks that the paper's leaves, over the lengths that this one prunes.
 void add_savings(const Answers& answers, std::vector<double>& savings) {
   for (const auto& [length, skipped] : answers.skipped)
-    if (skipped > 0) savings.push_back(1 - (1 - answers.skipped_by_mass.at(length)) / (1 - skipped));
+    if (const auto by_mass = answers.skipped_by_mass.find(length);
+        skipped > 0 && by_mass != answers.skipped_by_mass.end())
+      savings.push_back(1 - (1 - by_mass->second) / (1 - skipped));
 }
 
 Comparison statement_on_mass(const std::vector<double>& savings, const nlohmann::json& settings) {

@@ -45,7 +45,9 @@ namespace lethe {
 ///          are rounded to 16 bits for a product. Under normalize, without a first state, dq of 1100 tokens then has an error of some 3 % (bfloat16;
 ///          float16 0.4 %) for each standard deviation that the values' mean is away from 0; a float16 backward without saved z·q holds ∂o / z·q times 2^k in float16,
 ///          k = clamp(⌊log₂ T⌋ − 11, 0, 6), and is for |∂o / z·q| < 65504 / 2^k: 65504 to 4095 tokens, 2047 of 65536. All else runs token by token
-///          in float32 up to 128 × 128, and beyond in float64. Equal calls give equal bits, whatever the batch, and no output depends on a later token
+///          in float32 up to 128 × 128, and beyond in float64. Equal calls give equal bits, whatever the batch, and no output depends on a later token;
+///          a gradient may in one way: with saved states and a gate a token, a token that is NaN or whose products are infinite may leave those up to 63
+///          before it, not beyond a gate of 0, gradients that are NaN
 std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& log_value_gate = std::nullopt,

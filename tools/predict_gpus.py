@@ -8,11 +8,11 @@ predict  FOLDER/predictions.json and .md from FOLDER/counts.json and measured.js
            --library, --torch   count instructions of a step of each kernel's main loop, per pipe and architecture, into counts.json: of ours in a
                                 library with code of 8.0 and 9.0, as of the preset `kernels`, of FlashAttention-2 in Torch's libtorch_cuda.so
            --portable           writes measured.json anew with the times of a file by optimized/benchmarks/cuda/portable.py; with =GPU the backward that
-                                this GPU runs and a Hopper one doesn't, of a library built with its TRIAL_SHARED_BYTES (ampere/attention.cpp)
+                                this GPU runs and a Hopper one doesn't, of a library built with its LETHE_SHARED_BYTES (ampere/attention.cpp)
 measure  on a Hopper GPU: time, clock and rates of both, forward and backward, bfloat16, without pruning, as `portable.py --only gate --only flash`
 
 All of it without a GPU:
-    .venv/bin/python tools/predict_gpus.py predict results/predictions --library build/kernels/lib/lethe_kernels.so \\
+    .venv/bin/python tools/predict_gpus.py predict results/predictions --library build/kernels/lib/liblethe_cuda_ampere.a \\
       --torch .venv/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so --portable results/h200/portable.json \\
       --portable "results/h200/portable_a100.json=A100 SXM" --portable results/h200/portable_l40s.json=L40S
 
@@ -63,7 +63,7 @@ MODELS = ("overlapped", "in turn")
 
 def from_portable(before, files):
     """measured.json with the times of portable.py's files, bfloat16. The cycles of a product stay. A file may end in =GPU: its library was built with
-    TRIAL_SHARED_BYTES of that GPU, and so ran its backward. A kernel's time is that of the first file that has it."""
+    LETHE_SHARED_BYTES of that GPU, and so ran its backward. A kernel's time is that of the first file that has it."""
     rows, sources = {}, []
     for file, _, gpu in (file.partition("=") for file in files):
         if gpu and gpu not in GPUS:

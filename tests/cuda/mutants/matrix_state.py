@@ -17,7 +17,7 @@ MUTANTS = generated(
     ("state_divided_mask", "DividedPairs", "weights[4 * n + e] = seen_ >> (4 * n + e) & 1 ? weight : 0.0f;", swapped("seen_ >> (4 * n + e) & 1 ? weight : 0.0f", "weight")),
     ("state_divided_sum", "DividedPairs", "of_keys[2 * n + e] = fmaf(scores[far], grads[far], scores[near] * grads[near]);", swapped("fmaf(scores[far], grads[far], scores[near] * grads[near])", "scores[near] * grads[near]")),
     ("state_divided_last_chunk", "divided_segment_sums", "n < count; ++n", swapped("count", "count - 1")),
-    ("state_gradient_mask", "weigh_pairs", "score = seen ? score * weight : 0.0f;", swapped("seen ? score * weight : 0.0f", "score * weight")),
+    ("state_gradient_mask", "weigh_pairs_in_one_way", "after >> i & 1 ? score * grad : 0.0f", swapped("after >> i & 1 ? score * grad : 0.0f", "score * grad")),
     ("state_gate_of_keys", "PairSums::store", "to[16 * at.block + at.lane / 4] -= near;", dropped),
     ("state_sweep_mask", "sweep", "scores[c][e] = seen ? scores[c][e] * weight : 0.0f;", swapped("seen ? scores[c][e] * weight : 0.0f", "scores[c][e] * weight")),
     ("state_sweep_partner", "add_shares", "query_shares[at] + key_shares[at]", swapped("+ key_shares[at]", "")),

@@ -27,12 +27,12 @@ class EveryKernel : public ::testing::TestWithParam<Instance> {
       family_under_test = Family::kHopper;
       window_under_test = kLargestWindow;
     }
-    if (family_under_test == Family::kAmpereOfLess) {
-      family_under_test = Family::kAmpere;
-      shared_bytes_under_test = std::min(ampere::bytes_of_wide(dim()).largest - 1, ampere::shared_bytes_of_device());
-    }
+    const bool has_less = family_under_test == Family::kAmpereOfLess;
+    if (has_less) family_under_test = Family::kAmpere;
     const bool hopper = family_under_test == Family::kHopper;
     if (!have_gpu(hopper)) GTEST_SKIP() << "needs a GPU of compute capability " << (hopper ? "9.0" : "8.0 or more");
+    if (has_less)
+      shared_bytes_under_test = std::min(ampere::bytes_of_wide(dim()).largest - 1, ampere::shared_bytes_of_device());
   }
   void TearDown() override {
     family_under_test = Family::kHopper, window_under_test = kNoWindow, shared_bytes_under_test.reset();

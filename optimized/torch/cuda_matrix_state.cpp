@@ -220,9 +220,9 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
   arguments.workspace = workspace.mutable_data_ptr();
   arguments.stream = at::cuda::getCurrentCUDAStream();
   family.backward(arguments);
-  const Tensor nothing = at::empty({0}, in.query.options().dtype(at::kFloat));
+  const auto nothing = [&] { return at::empty({0}, in.query.options().dtype(at::kFloat)); };
   const auto cut = [&](const Tensor& tensor, const OptionalTensor& to) {
-    if (!to) return nothing;
+    if (!to) return nothing();
     return to->dim() == 4 ? tensor.narrow(3, 0, to->size(3)).contiguous() : tensor;
   };
   return {cut(d_query, in.query),
@@ -231,7 +231,7 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
           cut(d_key_gate, in.log_key_gate),
           cut(d_value_gate, in.log_value_gate),
           cut(d_beta, in.beta),
-          in.state ? call.state_to_caller(d_initial, false) : nothing};
+          in.state ? call.state_to_caller(d_initial, false) : nothing()};
 }
 
 }  // namespace lethe::cuda

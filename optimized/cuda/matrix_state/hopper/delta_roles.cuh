@@ -54,6 +54,7 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
     auto& small = call.small();
     for (int i = 0; i < Shared::kStages; ++i) {
       ptx::mbarrier_init(&small.full[i], 1 + kArrivalsOfAWarp);
+      if constexpr (requires { small.values; }) ptx::mbarrier_init(&small.values[i], 2 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.rows[i], 2 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.weighed[i], kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.prepared[i], kWarps * kArrivalsOfAWarp);

@@ -135,9 +135,17 @@ __device__ __forceinline__ float measure_row(const RowPart<kPanels>& part) {
   return largest_of_two_lanes<Element>(most);
 }
 
-/// Rows become float16 divided by the powers of two below their largest numbers: returns that of this lane's row.
-template <typename Element, int kPanels>
+/// Rows become float16 divided by the powers of two below their largest numbers: returns that of this lane's row. kOnce: each piece is read once, and is in
+/// registers between.
+template <typename Element, bool kOnce = false, int kPanels>
 __device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& part) {
+  if constexpr (kOnce) {
+    uint4 pieces[4 * kPanels];
+    load_row(pieces, part);
+    const float most = largest_of_row<Element>(pieces);
+    store_row<Element>(pieces, part, reciprocal_of_power(power_of_two_below(most)));
+    return most;
+  }
   const float most = measure_row<Element>(part), factor = reciprocal_of_power(power_of_two_below(most));
   part.each([&](int, uint32_t address) {
     ptx::store_words(address, scaled_to_half<Element>(ptx::load_words(address), factor));

@@ -19,10 +19,8 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
     DeltaTokenUnits units[kStages];
     alignas(16) uint16_t of_state[2][kChunk];  ///< 1/σ by bits_of_power, in two places as P
     float largest[2][kStateWarps];             ///< of the state before a chunk, which is held divided by a unit
-    float decay[kStages];                      ///< γ_C and the unit of S, over that of the next S
-    float after[kStages];                      ///< the unit of the next S
     float first_reciprocal;                    ///< of the first unit
-    uint64_t full[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2], stored;
+    uint64_t full[kStages], values[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2], stored;
   };
   static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * kBlocks * kPanel,
                        kSolved = kPairs + 2 * kFragments, kSmall = kSolved + kStages * int{sizeof(SolvedChunk)};
@@ -34,7 +32,7 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
 template <int kBlocks, int kGroups>
 struct DeltaValuesShared : DeltaSweepShared<kBlocks, kGroups> {
   static constexpr bool kDividesFirst = true;
-  static constexpr int kLoadRegisters = kBlocks == 1 ? 24 : 40, kStateRegisters = kBlocks == 1   ? 152
+  static constexpr int kLoadRegisters = kBlocks == 1 ? 32 : 40, kPrepareRegisters = kBlocks == 1 ? 72 : 88, kStateRegisters = kBlocks == 1   ? 136
                                                                                   : kGroups == 1 ? 232
                                                                                                  : 192;
 };

@@ -86,7 +86,7 @@ struct DeltaSweep {
     return most * unit * kRoot;
   }
 
-  /// A warp: two of four blocks of rows.
+  /// A warp: two of four blocks of rows. The values' first, which the units are found by.
   __device__ __forceinline__ void divide(int half) const {
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
@@ -94,15 +94,18 @@ struct DeltaSweep {
       const uint32_t query = ptx::shared_address(stage(at.index));
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
 #pragma unroll 1
-      for (int i = 2 * half; i < 2 * half + 2; ++i) {
-        const int row = 16 * i + lane % 16;
-        const float of_value = measure_row<Element>(RowPart<kGroups>(query + Shared::kValue, i, lane));
-        units.largest_value[row] = of_value;
-        if constexpr (kReads)
-          units.query_unit[row] = power_of_two_below(measure_and_divide_row<Element>(RowPart<kBlocks>(query, i, lane)));
+      for (int i = 2 * half; i < 2 * half + 2; ++i)
+        units.largest_value[16 * i + lane % 16] =
+            measure_row<Element>(RowPart<kGroups>(query + Shared::kValue, i, lane));
+      arrive_warp(&small().values[at.index], lane);
+      if constexpr (kReads) {
+#pragma unroll 1
+        for (int i = 2 * half; i < 2 * half + 2; ++i)
+          units.query_unit[16 * i + lane % 16] = power_of_two_below(
+              measure_and_divide_row<Element, kBlocks == 1 && !kKeeps>(RowPart<kBlocks>(query, i, lane)));
+        ptx::fence_async_shared();
+        arrive_warp(&small().rows[at.index], lane);
       }
-      if constexpr (kReads) ptx::fence_async_shared();
-      arrive_warp(&small().rows[at.index], lane);
     }
   }
 
@@ -116,7 +119,7 @@ struct DeltaSweep {
       SolvedChunk& chunk = solved(at.index);
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+      ptx::mbarrier_wait(&small().values[at.index], at.parity);
       const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
       if constexpr (kReads && kKeeps) keep_keys(n, chunk);
       ptx::mbarrier_wait(&small().measured[earlier % 2], earlier / 2 % 2);
@@ -126,12 +129,12 @@ struct DeltaSweep {
         if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
       }
       const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
-                                       small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale, lane);
+                                       small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale,
+                                       [&] {
+                                         if constexpr (kReads) ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+                                       },
+                                       lane);
       growth = own.whole;
-      if (lane == 0) {
-        small().decay[at.index] = tokens.gates.total * unit * reciprocal_of_power(next);
-        small().after[at.index] = next;
-      }
       unit_before = n == 0 ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
@@ -178,8 +181,10 @@ struct DeltaSweep {
           const float2 x = *reinterpret_cast<const float2*>(&reciprocal[column]);
           return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
         };
-        const float outer[2] = {-chunk.unit[i0] * reciprocal[i0], -chunk.unit[i0 + 8] * reciprocal[i0 + 8]};
-        weigh_blocks<false, !kKeeps>(chunk.inverse, factor, outer, block, lane);
+        const int of_solution = kWarps - 1 - block,  // the longest row of W by the warp with the shortest of P
+            row = 16 * of_solution + lane / 4;
+        const float outer[2] = {-chunk.unit[row] * reciprocal[row], -chunk.unit[row + 8] * reciprocal[row + 8]};
+        weigh_blocks<false, !kKeeps>(chunk.inverse, factor, outer, of_solution, lane);
       }
       if constexpr (kReads) {
         const uint16_t* const of_state = small().of_state[n % 2];

@@ -112,8 +112,8 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       const float* const read_state = small().units[at.index].read_state();
       scale_rows(out, read_state[i0], read_state[i0 + 8]);
     }
-    scale_state(small().decay[at.index]);
-    unit = small().after[at.index];
+    scale_state(tokens.decay());
+    unit = tokens.after();
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     ptx::fence_registers(left);

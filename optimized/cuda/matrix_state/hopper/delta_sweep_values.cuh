@@ -107,6 +107,14 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     arrive_warp(&small().measured[n % 2], lane);
   };
   measure(0);
+  char* const output = memory + Shared::kState + group * kPanel;
+  // O of chunk n, which all warps have written, on its way: by each its tokens.
+  const auto store_output = [&](int n) {
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
+    if (lane > 0) return;
+    ptx::store_tile(&p.maps[3], output + 16 * block * 128, column, h, static_cast<int>(first_of(n)) + 16 * block, b);
+    ptx::bulk_commit();
+  };
   float unit = 1.0f;  // of the state
   ptx::RingPosition at;
   for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
@@ -115,88 +123,68 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     SolvedChunk& chunk = solved(at.index);
     const char* const query = stage(at.index);
     const char* const key = query + Shared::kKey;
-    char* const value = stage(at.index) + Shared::kValue + group * kPanel;
+    const char* const value = query + Shared::kValue + group * kPanel;
     if (n == 0) {
       ptx::mbarrier_wait(&small().prepared[0], 0);
       scale_state(small().first_reciprocal);
-      unit = reciprocal_of_power(small().first_reciprocal);
     }
     uint32_t rounded[kBlocks][16];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m)
       pack_sums<__half>(rounded[m], reinterpret_cast<const float(&)[kBlocks][32]>(state)[m], 1.0f);
+    if (n > 0) store_output(n - 1);
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
     ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
-    float x[32], out[32];
-    const auto read_queries = [&] {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m)
-        issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
-      ptx::wgmma_commit();
-    };
+    float x[32];
     ptx::undefined(x);
     ptx::fence_registers(x);
-    if constexpr (kBlocks == 1) {
-      ptx::undefined(out);
-      ptx::fence_registers(out);
-    }
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) issue_product<__half, ptx::Major::kK>(x, rounded[m], key + m * kPanel, m > 0);
     ptx::wgmma_commit();
-    const float decay = small().decay[at.index];
-    unit = small().after[at.index];
-    if constexpr (kBlocks == 1) {
-      read_queries();
-      scale_state(decay);
-    }
-    ptx::wgmma_wait<kBlocks == 1 ? 1 : 0>();
+    scale_state(tokens.decay());  // under the product
+    ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
-    if constexpr (kBlocks > 1) scale_state(decay);
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
     subtract_from_values<Element>(x, ptx::shared_address(value), tokens.reciprocal(), tokens.read_key(), block, lane);
-    uint32_t left[16];
+    uint32_t left[16], residual[16];
     pack_sums<__half>(left, x, 1.0f);
-    if (n > 0 && arrives(lane)) {
-      ptx::bulk_wait_read<0>();  // the chunk before's rows
-      ptx::mbarrier_arrive(&small().empty[at.index == 0 ? Shared::kStages - 1 : at.index - 1]);
-    }
     add_triangle(x, left, chunk.inverse, lane);
-    if constexpr (kBlocks > 1) {  // has no registers for these sums before
-      ptx::undefined(out);
-      ptx::fence_registers(out);
-      ptx::wgmma_fence();
-      read_queries();
-    }
     pack_weighted(left, x, tokens.write(), lane);
-    uint32_t residual[16];
     pack_sums<__half>(residual, x, 1.0f);
+    float out[32];
+    ptx::undefined(out);
+    ptx::fence_registers(out);
     ptx::fence_registers(left);
     ptx::fence_registers(state);
     ptx::wgmma_fence();
     issue_update<kBlocks>(state, left, key);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
+    ptx::wgmma_commit();
+    if (lane == 0) ptx::bulk_wait_read<0>();
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // what the chunk before has left in O's place is read
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(state);
+    ptx::fence_registers(left);
     ptx::fence_registers(out);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
     scale_columns(by_tiles(out), units.read_state(), lane);
     add_triangle(out, residual, pairs(n), lane);
     scale_columns(by_tiles(out), out_unit(chunk), lane);
+    unit = tokens.after();
+    arrive_warp(&small().empty[at.index], lane);
     pack_sums<Element>(residual, out, 1.0f);
-    store_packed_transposed(ptx::shared_address(value), residual, block, lane);  // over what this warp has read
+    store_packed_transposed(ptx::shared_address(output), residual, block, lane);
     ptx::fence_async_shared();
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(state);
-    ptx::fence_registers(left);
     measure(n + 1);
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // all columns of O are there
-    if (lane == 0) {
-      ptx::store_tile(&p.maps[3], value + 16 * block * 128, column, h, static_cast<int>(first_of(n)) + 16 * block, b);
-      ptx::bulk_commit();
-    }
   }
+  store_output(p.chunks - 1);
   if (p.last) {
     scale_state(unit);
     each([&](float& number, int64_t place, bool there) {

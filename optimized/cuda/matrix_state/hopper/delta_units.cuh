@@ -19,6 +19,7 @@ __device__ __forceinline__ void open_gates(ChunkGates& gates, int lane) {
   const float2 ones{1.0f, 1.0f};
   *reinterpret_cast<float2*>(&gates.read[2 * lane]) = ones;
   *reinterpret_cast<float2*>(&gates.write[2 * lane]) = ones;
+  if (lane == 0) gates.total = 1.0f;
 }
 
 /// Of each token of a chunk, what is multiplied with. The units of a row are those of its token.
@@ -28,6 +29,8 @@ struct DeltaTokens {
 
   // When the chunk is prepared these lie over numbers that are not read again.
   __device__ float* read_key() { return gates.read; }  ///< γ, the units of key and S, over u
+  __device__ float& decay() { return gates.total; }    ///< γ_C and the unit of S, over that of the next S
+  __device__ float& after() { return gates.entry; }    ///< the unit of the next S
   __device__ float* write() { return gates.write; }    ///< β D_C, the key's unit and u, over that of the next S
   __device__ float* reciprocal() { return beta; }      ///< 1/u
 };
@@ -120,18 +123,19 @@ struct DeltaChunkGrowth {
 };
 
 /// A warp: a chunk's numbers from `before`, a bound of the state's columns before it, which are held divided by `unit`. `of_state` gets 1/σ, by
-/// bits_of_power, and `out_unit` the query's unit and σ, times `scale`; it may be key_norm. Returns what the state is divided by after the chunk.
+/// bits_of_power, and `out_unit` the query's unit and σ, times `scale`; it may be key_norm. The queries' units are not read before wait_for_queries() has
+/// returned. Returns what the state is divided by after the chunk.
+template <typename WaitForQueries>
 __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUnits& units, const float* key_unit,
                                                const float* key_norm, uint16_t* of_state, float* out_unit,
                                                const DeltaChunkGrowth& growth, float before, float unit, float scale,
-                                               int lane) {
+                                               const WaitForQueries& wait_for_queries, int lane) {
   const float next = delta_unit(growth.whole.after(before)), next_reciprocal = reciprocal_of_power(next);
   const float2 strengths = own_pair(tokens.beta, lane), norms = own_pair(key_norm, lane),
                most = own_pair(units.largest_value, lane), keys = own_pair(key_unit, lane),
-               queries = own_pair(units.query_unit, lane), reads = own_pair(tokens.gates.read, lane),
-               writes = own_pair(tokens.gates.write, lane);
+               reads = own_pair(tokens.gates.read, lane), writes = own_pair(tokens.gates.write, lane);
   const float beta[2] = {strengths.x, strengths.y}, norm[2] = {norms.x, norms.y}, largest[2] = {most.x, most.y},
-              key[2] = {keys.x, keys.y}, query[2] = {queries.x, queries.y}, read[2] = {reads.x * unit, reads.y * unit},
+              key[2] = {keys.x, keys.y}, read[2] = {reads.x * unit, reads.y * unit},
               write[2] = {writes.x, writes.y};
   float pair[2], read_key[2], weight[2], reciprocal[2], read_state[2], out[2];
   uint32_t bits[2];
@@ -147,15 +151,22 @@ __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUn
     read_key[i] = read[i] * key[i] * reciprocal[i];
     weight[i] = write[i] * pair[i] * next_reciprocal;
     read_state[i] = read[i] * state_reciprocal;
-    out[i] = query[i] * state * scale;
+    out[i] = state * scale;
   }
-  store_pair(units.of_pair(), pair, lane);
   *reinterpret_cast<uint32_t*>(of_state + 2 * lane) = bits[0] | bits[1] << 16;
   store_pair(tokens.read_key(), read_key, lane);
   store_pair(tokens.write(), weight, lane);
   store_pair(tokens.reciprocal(), reciprocal, lane);
   store_pair(units.read_state(), read_state, lane);
+  if (lane == 0) {
+    tokens.decay() = tokens.gates.total * unit * next_reciprocal;
+    tokens.after() = next;
+  }
+  wait_for_queries();
+  const float2 queries = own_pair(units.query_unit, lane);
+  out[0] *= queries.x, out[1] *= queries.y;
   store_pair(out_unit, out, lane);
+  store_pair(units.of_pair(), pair, lane);
   return next;
 }
 

@@ -35,11 +35,14 @@ struct RowPart {
   __device__ __forceinline__ RowPart(uint32_t tile, int block, int lane)
       : row(16 * block + lane % 16), address(tile + tile_piece(row, lane / 16 * 4)) {}
 
-  /// visit(a piece's number, its address), of 16 bytes
+  /// The address of a piece of 16 bytes.
+  __device__ __forceinline__ uint32_t piece(int i) const { return at_piece(address, i % 4) + i / 4 * kPanel; }
+
+  /// visit(a piece's number, its address)
   template <typename Visit>
   __device__ __forceinline__ void each(Visit&& visit) const {
 #pragma unroll
-    for (int i = 0; i < 4 * kPanels; ++i) visit(i, at_piece(address, i % 4) + i / 4 * kPanel);
+    for (int i = 0; i < 4 * kPanels; ++i) visit(i, piece(i));
   }
 };
 
@@ -135,17 +138,9 @@ __device__ __forceinline__ float measure_row(const RowPart<kPanels>& part) {
   return largest_of_two_lanes<Element>(most);
 }
 
-/// Rows become float16 divided by the powers of two below their largest numbers: returns that of this lane's row. kOnce: each piece is read once, and is in
-/// registers between.
-template <typename Element, bool kOnce = false, int kPanels>
+/// Rows become float16 divided by the powers of two below their largest numbers: returns that of this lane's row.
+template <typename Element, int kPanels>
 __device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& part) {
-  if constexpr (kOnce) {
-    uint4 pieces[4 * kPanels];
-    load_row(pieces, part);
-    const float most = largest_of_row<Element>(pieces);
-    store_row<Element>(pieces, part, reciprocal_of_power(power_of_two_below(most)));
-    return most;
-  }
   const float most = measure_row<Element>(part), factor = reciprocal_of_power(power_of_two_below(most));
   part.each([&](int, uint32_t address) {
     ptx::store_words(address, scaled_to_half<Element>(ptx::load_words(address), factor));
@@ -153,34 +148,70 @@ __device__ __forceinline__ float measure_and_divide_row(const RowPart<kPanels>& 
   return most;
 }
 
-/// A warp's rows of products with keys, times D: keys up to the row less kBefore, zeros after it. Tiles after the diagonal block are left as they are.
-/// first(c): of a tile, before its masks.
+// The same of two rows at once, so that a warp waits for memory half as often.
+
+template <typename Element, int kPanels>
+__device__ __forceinline__ float2 measure_rows(const RowPart<kPanels>& first, const RowPart<kPanels>& second) {
+  PairOf<Element> most[2] = {pair_of<Element>(0), pair_of<Element>(0)};
+#pragma unroll
+  for (int i = 0; i < 4 * kPanels; ++i) {
+    const uint4 x[2] = {ptx::load_words(first.piece(i)), ptx::load_words(second.piece(i))};
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      for (const uint32_t word : {x[e].x, x[e].y, x[e].z, x[e].w})
+        most[e] = __hmax2(most[e], __habs2(pair_of<Element>(word)));
+  }
+  return {largest_of_two_lanes<Element>(most[0]), largest_of_two_lanes<Element>(most[1])};
+}
+
+template <typename Element, int kPanels>
+__device__ __forceinline__ float2 measure_and_divide_rows(const RowPart<kPanels>& first,
+                                                          const RowPart<kPanels>& second) {
+  const float2 most = measure_rows<Element>(first, second),
+               factor = {reciprocal_of_power(power_of_two_below(most.x)),
+                         reciprocal_of_power(power_of_two_below(most.y))};
+#pragma unroll
+  for (int i = 0; i < 4 * kPanels; ++i) {
+    const uint4 x = ptx::load_words(first.piece(i)), y = ptx::load_words(second.piece(i));
+    ptx::store_words(first.piece(i), scaled_to_half<Element>(x, factor.x));
+    ptx::store_words(second.piece(i), scaled_to_half<Element>(y, factor.y));
+  }
+  return most;
+}
+
+/// A warp's rows of products with keys, times D: keys up to the row less kBefore, zeros after it. With gates tiles after the diagonal block are left as they
+/// are, but for these zeros. first(c): of a tile, before its masks.
 template <int kBefore, typename First>
 __device__ __forceinline__ void weigh_lower_pairs(Sums& sums, const ChunkGates& gates, bool gated, int block, int lane,
                                                   const First& first) {
   const int i0 = 16 * block + lane / 4, t = lane % 4;
-  const int first_seen[2] = {gated ? gates.first_seen[i0] : 0, gated ? gates.first_seen[i0 + 8] : 0};
-  const bool cuts = gated && gates.first_seen[kChunk - 1] > 0;
-  const float sum[2] = {gated ? gates.sum[i0] : 0.0f, gated ? gates.sum[i0 + 8] : 0.0f};
+  if (gated) {
+    const int first_seen[2] = {gates.first_seen[i0], gates.first_seen[i0 + 8]};
+    const bool cuts = gates.first_seen[kChunk - 1] > 0;
+    const float sum[2] = {gates.sum[i0], gates.sum[i0 + 8]};
 #pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    if (c / 2 > block) break;
-    const int j = 8 * c + 2 * t;
-    if (gated) {
+    for (int c = 0; c < 8; ++c) {
+      if (c / 2 > block) break;
+      const int j = 8 * c + 2 * t;
       const float2 sum_j = *reinterpret_cast<const float2*>(&gates.sum[j]);
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[c][e] *= exp2_approximate(sum[e / 2] - (e % 2 ? sum_j.y : sum_j.x));
+      first(c);
+      if (cuts)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (!sees(i0 + 8 * (e / 2), j + e % 2, first_seen[e / 2])) sums[c][e] = 0.0f;
     }
-    first(c);
-    if (cuts)
+  } else {
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (!sees(i0 + 8 * (e / 2), j + e % 2, first_seen[e / 2])) sums[c][e] = 0.0f;
-    if (c / 2 == block)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (j + e % 2 > i0 + 8 * (e / 2) - kBefore) sums[c][e] = 0.0f;
+    for (int c = 0; c < 8; ++c) first(c);
   }
+  const int last = i0 - kBefore - 2 * t;  // no branches: they take longer than the numbers
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (8 * c + e % 2 - 8 * (e / 2) > last) sums[c][e] = 0.0f;
 }
 
 /// A warp's rows of products of keys with queries, times D: queries from the row's token on, zeros before it. Blocks before the diagonal's are not read.

@@ -11,7 +11,10 @@ namespace lethe::matrix_state {
 /// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
 template <int kBlocks, int kGroups>
 struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
-  using DeltaSweepRoles<kBlocks, kGroups>::kStateWarps, DeltaSweepRoles<kBlocks, kGroups>::kTogether;
+  using Roles = DeltaSweepRoles<kBlocks, kGroups>;
+  using Roles::kStateWarps, Roles::kTogether;
+  static constexpr int kLoadRegisters = kBlocks == 1 ? 40 : Roles::kLoadRegisters,
+                       kStateRegisters = kBlocks == 1 ? 136 : Roles::kStateRegisters;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kGroups * kPanel;
   static constexpr int kStages = 3;
   struct Small {
@@ -32,9 +35,10 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
 template <int kBlocks, int kGroups>
 struct DeltaValuesShared : DeltaSweepShared<kBlocks, kGroups> {
   static constexpr bool kDividesFirst = true;
-  static constexpr int kLoadRegisters = kBlocks == 1 ? 32 : 40, kPrepareRegisters = kBlocks == 1 ? 72 : 88, kStateRegisters = kBlocks == 1   ? 136
-                                                                                  : kGroups == 1 ? 232
-                                                                                                 : 192;
+  static constexpr int kLoadRegisters = 40,
+                       kStateRegisters = kBlocks == 1   ? 136
+                                         : kGroups == 1 ? 232
+                                                        : 192;
 };
 
 }  // namespace lethe::matrix_state

@@ -93,16 +93,17 @@ struct DeltaSweep {
       DeltaTokenUnits& units = small().units[at.index];
       const uint32_t query = ptx::shared_address(stage(at.index));
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
-#pragma unroll 1
-      for (int i = 2 * half; i < 2 * half + 2; ++i)
-        units.largest_value[16 * i + lane % 16] =
-            measure_row<Element>(RowPart<kGroups>(query + Shared::kValue, i, lane));
+      const int row = 32 * half + lane % 16;
+      const float2 of_values =
+          measure_rows<Element>(RowPart<kGroups>(query + Shared::kValue, 2 * half, lane),
+                                RowPart<kGroups>(query + Shared::kValue, 2 * half + 1, lane));
+      units.largest_value[row] = of_values.x, units.largest_value[row + 16] = of_values.y;
       arrive_warp(&small().values[at.index], lane);
       if constexpr (kReads) {
-#pragma unroll 1
-        for (int i = 2 * half; i < 2 * half + 2; ++i)
-          units.query_unit[16 * i + lane % 16] = power_of_two_below(
-              measure_and_divide_row<Element, kBlocks == 1 && !kKeeps>(RowPart<kBlocks>(query, i, lane)));
+        const float2 of_queries = measure_and_divide_rows<Element>(RowPart<kBlocks>(query, 2 * half, lane),
+                                                                   RowPart<kBlocks>(query, 2 * half + 1, lane));
+        units.query_unit[row] = power_of_two_below(of_queries.x);
+        units.query_unit[row + 16] = power_of_two_below(of_queries.y);
         ptx::fence_async_shared();
         arrive_warp(&small().rows[at.index], lane);
       }

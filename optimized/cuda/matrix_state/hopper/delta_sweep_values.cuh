@@ -43,12 +43,11 @@ __device__ __forceinline__ void pack_weighted(uint32_t (&left)[16], const float 
 
 /// sums become Vᵀ over the tokens' units, less their columns times `read`: 16 columns of V from `tile`.
 template <typename Element>
-__device__ __forceinline__ void subtract_from_values(float (&sums)[32], uint32_t tile, const float* reciprocal,
-                                                     const float* read, int block, int lane) {
+__device__ __forceinline__ void subtract_from_values(float (&sums)[32], const uint32_t (&all)[kWarps][4],
+                                                     const float* reciprocal, const float* read, int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    uint32_t values[4];
-    load_transposed_left(values, tile, k, block, lane);
+    const uint32_t(&values)[4] = all[k];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int c = 2 * k + half, token = 8 * c + lane % 4 * 2;
@@ -144,12 +143,16 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) issue_product<__half, ptx::Major::kK>(x, rounded[m], key + m * kPanel, m > 0);
     ptx::wgmma_commit();
-    scale_state(tokens.decay());  // under the product
+    uint32_t values[kWarps][4];  // read under the product, as the state is scaled
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k)
+      load_transposed_left(values[k], ptx::shared_address(value), k, block, lane);
+    scale_state(tokens.decay());
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
-    subtract_from_values<Element>(x, ptx::shared_address(value), tokens.reciprocal(), tokens.read_key(), block, lane);
+    subtract_from_values<Element>(x, values, tokens.reciprocal(), tokens.read_key(), lane);
     uint32_t left[16], residual[16];
     pack_sums<__half>(left, x, 1.0f);
     add_triangle(x, left, chunk.inverse, lane);

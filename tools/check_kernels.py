@@ -53,7 +53,6 @@ SPILLS = [
     (r"delta_sweepI\w+Li2ELi2ELb1E", 8),
     (r"delta_sweepI\w+Li1ELi1ELb", 76),
     (r"delta_back_sweepI\w+Li1ELi1E", 68),
-    (r"solve_chunksI\w+Li1E", 8),  # six CTAs a multiprocessor
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL
 

@@ -31,7 +31,8 @@ __device__ inline RawGates load_gates(const float* gate, int64_t stride, int64_t
           at(first)};
 }
 
-/// A warp: the sums in double, rounded once. Row i's depends on rows up to i alone.
+/// A warp: the sums in double, rounded once. Row i's depends on rows up to i alone. kFactors: else sums and cuts alone.
+template <bool kFactors = true>
 __device__ inline void prepare_gates(ChunkGates& to, const RawGates& raw, float read_scale, float write_scale,
                                      bool reverse, int lane) {
   constexpr double kLog2e = std::numbers::log2e;
@@ -57,11 +58,13 @@ __device__ inline void prepare_gates(ChunkGates& to, const RawGates& raw, float 
     const int step = 2 * lane + i, row = reverse ? kChunk - 1 - step : step;
     const double sum = before + (i == 0 ? first : both);
     to.sum[row] = static_cast<float>(sum);
-    to.read[row] = cut_of[i] < 0 ? read_scale * exp2f(static_cast<float>(sum)) : 0.0f;
-    to.write[row] = last_cut <= step ? write_scale * exp2f(static_cast<float>(whole - sum)) : 0.0f;
+    if constexpr (kFactors) {
+      to.read[row] = cut_of[i] < 0 ? read_scale * exp2f(static_cast<float>(sum)) : 0.0f;
+      to.write[row] = last_cut <= step ? write_scale * exp2f(static_cast<float>(whole - sum)) : 0.0f;
+    }
     to.first_seen[row] = max(cut_of[i], 0);
   }
-  if (lane == 0) {
+  if (kFactors && lane == 0) {
     to.total = last_cut < 0 ? exp2f(static_cast<float>(whole)) : 0.0f;
     to.entry = is_cut(raw.entry) ? 0.0f : expf(raw.entry);
   }

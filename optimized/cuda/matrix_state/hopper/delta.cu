@@ -48,32 +48,34 @@ DeltaSolveArguments solve_arguments(const MatrixStateInput& a, SolvedChunk* solv
 
 template <typename Element, int kBlocks>
 void solve(const DeltaSolveArguments& p, cudaStream_t stream) {
+  using Shared = SolveAlone<kBlocks>;
   const auto kernel = solve_chunks<Element, kBlocks>;
-  constexpr int kBytes = SolveShared<kBlocks>::kBytes;
-  allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
-  constexpr unsigned kMostOfAColumn = 32768;  // of a grid's second and third number
-  const unsigned chunks = static_cast<unsigned>(p.chunks), column = std::min(chunks, kMostOfAColumn);
-  const dim3 grid(static_cast<unsigned>(p.all_heads), column, (chunks + column - 1) / column);
-  kernel<<<grid, kComputing, kBytes, stream>>>(p);
+  allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
+             "delta rule: shared memory");
+  const int64_t all = int64_t{1} * p.all_heads * p.chunks,
+                ctas = std::min<int64_t>(int64_t{1} * multiprocessors() * Shared::kCtas,
+                                         (all + Shared::kSolvers - 1) / Shared::kSolvers);
+  kernel<<<static_cast<unsigned>(ctas), Shared::kThreads, Shared::kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 
-/// Beside a sweep of so many CTAs, a multiprocessor each. False where that leaves too few to solve beside it, or launches don't overlap: nothing is launched.
+/// Beside a sweep on so many multiprocessors. False where that leaves too few to solve beside it, or launches don't overlap: nothing is launched.
 /// How many multiprocessors the device really has free decides the time alone.
-template <typename Element>
+template <typename Element, int kBlocks>
 bool solve_beside(DeltaSolveArguments p, int64_t sweeping, int32_t* ready, cudaStream_t stream) {
-  using Shared = SolveBesideShared;
-  constexpr int kSweptMeanwhile = 2;  // chunks of a head, while four warps solve one
+  using Shared = SolveBesideShared<kBlocks>;
+  constexpr int kSweptMeanwhile = 3;  // chunks of a head, while a warp solves one
   const int64_t places = multiprocessors(), left = places - sweeping;
   if (!launches_overlap() || left < std::max<int64_t>(1, places / 8)) return false;
   const int64_t all = int64_t{1} * p.all_heads * p.chunks,
-                ctas = std::min(places, (all + Shared::kGroups - 1) / Shared::kGroups),
+                ctas = std::min(places, (all + Shared::kSolvers - 1) / Shared::kSolvers),
                 staying = std::min(ctas, left),  // one at least: each chunk has a CTA
-      before = all - staying * Shared::kGroups * p.chunks / kSweptMeanwhile, a_round = ctas * Shared::kGroups;
+      before = all - staying * Shared::kSolvers * p.chunks / kSweptMeanwhile, a_round = ctas * Shared::kSolvers;
   p.rounds = static_cast<int>(std::max<int64_t>(1, (before + a_round - 1) / a_round));
   p.staying = static_cast<int>(staying);
   p.ready = ready;
-  const auto kernel = solve_chunks_beside<Element>;
+  const auto kernel = solve_chunks_beside<Element, kBlocks>;
   allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
              "delta rule: shared memory");  // the sweep's, for which it needn't change
@@ -123,7 +125,7 @@ void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, Delt
     return sweep<Element, 1, 1, kReads, kKeeps>(p, stream);
   }
   const int64_t sweeping = int64_t{1} * p.all_heads * delta_ctas(p.columns, p.columns <= 64 ? 1 : 2);
-  if (ready && solve_beside<Element>(to_solve, sweeping, ready, stream)) p.ready = ready;
+  if (ready && solve_beside<Element, 2>(to_solve, sweeping, ready, stream)) p.ready = ready;
   else solve<Element, 2>(to_solve, stream);
   p.columns <= 64 ? sweep<Element, 2, 1, kReads, kKeeps>(p, stream) : sweep<Element, 2, 2, kReads, kKeeps>(p, stream);
 }

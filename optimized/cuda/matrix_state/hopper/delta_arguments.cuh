@@ -8,16 +8,14 @@ namespace lethe::matrix_state {
 
 /// W of a chunk, which no state enters: so all chunks are solved at once, before the sweep.
 struct alignas(16) SolvedChunk {
-  uint4 inverse
-      [kLowerBlocks *
-       32];  ///< W β and the keys' units, by blocks, each a left operand of 32 lanes, rows divided by their units
-  float unit[kChunk];      ///< of its rows
-  float key_unit[kChunk];  ///< as ChunkKeys
+  uint4 inverse[kLowerBlocks * 32];  ///< W β by blocks, each a left operand of 32 lanes, rows divided by their units
+  float unit[kChunk];                ///< of its rows
+  float key_unit[kChunk];            ///< as ChunkKeys
   float key_norm[kChunk];
 };
 
-/// W of all chunks, a CTA each, or beside the sweep (delta_solve_beside.cuh) those of a number of all heads together: all CTAs solve in turn, `rounds` times
-/// each four warps; then the first `staying` ones go on, and leave the places of the others to the sweep.
+/// W of all chunks, a warp each in turn; or beside the sweep (delta_solve_beside.cuh) those of a number of all heads together: all CTAs solve in turn, `rounds`
+/// times each warp; then the first `staying` ones go on, and leave the places of the others to the sweep.
 struct DeltaSolveArguments {
   CUtensorMap map;  ///< of key
   Operand key;      ///< [B, T, H, rows]

@@ -121,7 +121,10 @@ void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, Delt
             cudaStream_t stream) {
   const DeltaSolveArguments to_solve = solve_arguments(a, solved, p.arrays);
   if (p.rows <= 64) {
-    solve<Element, 1>(to_solve, stream);
+    constexpr int kTogether = DeltaSweepShared<1, 1>::kTogether;
+    const int64_t sweeping = (int64_t{1} * p.all_heads * delta_ctas(p.columns, 1) + kTogether - 1) / kTogether;
+    if (ready && solve_beside<Element, 1>(to_solve, sweeping, ready, stream)) p.ready = ready;
+    else solve<Element, 1>(to_solve, stream);
     return sweep<Element, 1, 1, kReads, kKeeps>(p, stream);
   }
   const int64_t sweeping = int64_t{1} * p.all_heads * delta_ctas(p.columns, p.columns <= 64 ? 1 : 2);

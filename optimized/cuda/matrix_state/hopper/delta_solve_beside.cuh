@@ -1,6 +1,6 @@
 #pragma once
-// delta_solve.cuh's chunks, solved while others are swept: a state of more than 64 rows has a CTA of the sweep on a multiprocessor, and fewer heads than
-// multiprocessors leave some free until the sweep ends. The chunks' order is that in which the sweeps of all heads need them.
+// delta_solve.cuh's chunks, solved while others are swept: a multiprocessor has one CTA of the sweep, two with 64 rows, and fewer heads than that leave
+// some free until the sweep ends. The chunks' order is that in which the sweeps of all heads need them.
 //
 // No CTA waits for one that has not started. One that solves waits for no other: it does all its chunks, whatever else has places. The sweep's start when
 // all of the solve's have started, or ended where launches don't overlap; so each chunk that they wait for is that of a CTA that has its place until

@@ -12,7 +12,7 @@ namespace lethe::matrix_state {
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 struct DeltaSweep {
   using Shared = DeltaSweepShared<kBlocks, kGroups>;
-  static constexpr bool kBesideSolve = kBlocks > 1 && kReads;  ///< where `ready` may be given
+  static constexpr bool kBesideSolve = kReads;  ///< where `ready` may be given
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane

@@ -41,5 +41,13 @@ __device__ inline void store_words(uint32_t shared, uint4 words) {
                "r"(words.w)
                : "memory");
 }
+/// The same where `there`: a predicate, no branch, so that what makes the words stays among other instructions.
+__device__ inline void store_words_where(bool there, uint32_t shared, uint4 words) {
+  asm volatile(
+      "{\n\t.reg .pred there;\n\tsetp.ne.u32 there, %5, 0;\n\t@there st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n\t}" ::"r"(
+          shared),
+      "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(static_cast<uint32_t>(there))
+      : "memory");
+}
 
 }  // namespace lethe::ptx

@@ -200,7 +200,7 @@ struct DeltaBackSweep {
       ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
       const auto factor = [&](int column) { return *reinterpret_cast<const float2*>(&units.of_written[column]); };
       const float outer[2] = {units.of_row[j0], units.of_row[j0 + 8]};
-      weigh_blocks<true>(chunk.inverse, factor, outer, block, lane);
+      weigh_upper_blocks(chunk.inverse, factor, outer, block, lane);
       store_weighted<true>(pairs(n), by_tiles(sums), units.of_column, outer, block, lane);
       ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // all have multiplied with Q
       weigh_rows(ptx::shared_address(queries), units.of_read);

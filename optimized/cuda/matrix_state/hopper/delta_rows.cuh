@@ -252,39 +252,69 @@ __device__ __forceinline__ uint4 block_of(const uint32_t (&left)[4]) {
   return kAsRight ? uint4{left[0], left[2], left[1], left[3]} : uint4{left[0], left[1], left[2], left[3]};
 }
 
-/// A warp's blocks become products of what they are with factors of their columns and `outer` of their rows. factor(column): of two.
-template <bool kUpper = false, bool kAsRight = false, typename Factor>
-__device__ __forceinline__ void weigh_blocks(uint4* blocks, const Factor& factor, const float (&outer)[2], int block,
-                                             int lane) {
-  uint4 words[kWarps];
+/// A block times factors of its columns, two of each tile, and of its rows.
+__device__ __forceinline__ void weigh_block(uint32_t (&left)[4], const uint4& words, const float2& near,
+                                            const float2& far, const float (&outer)[2]) {
+  const uint32_t of[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-  for (int k = 0; k < kWarps; ++k)
-    if (kUpper ? k >= block : k <= block) words[k] = blocks[block_at<kUpper>(block, k) + lane];
-#pragma unroll
-  for (int k = 0; k < kWarps; ++k) {
-    if (!kUpper && k > block) break;
-    if (kUpper && k < block) continue;
-    const int column = 16 * k + lane % 4 * 2;
-    const float2 near = factor(column), far = factor(column + 8);
-    const uint32_t of[4] = {words[k].x, words[k].y, words[k].z, words[k].w};
-    uint32_t left[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = unpack<__half>(of[i]), w = i < 2 ? near : far;
-      left[i] = pack<__half>(pair.x * w.x * outer[i % 2], pair.y * w.y * outer[i % 2]);
-    }
-    blocks[block_at<kUpper>(block, k) + lane] = block_of<kAsRight>(left);
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack<__half>(of[i]), w = i < 2 ? near : far;
+    left[i] = pack<__half>(pair.x * w.x * outer[i % 2], pair.y * w.y * outer[i % 2]);
   }
 }
 
-/// The same of sums, which become blocks.
+/// A warp's blocks of an upper triangle become products of what they are with factors of their columns and `outer` of their rows. factor(column): of two.
+template <typename Factor>
+__device__ __forceinline__ void weigh_upper_blocks(uint4* blocks, const Factor& factor, const float (&outer)[2],
+                                                   int block, int lane) {
+  uint4 words[kWarps];
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k)
+    if (k >= block) words[k] = blocks[block_at<true>(block, k) + lane];
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    if (k < block) continue;
+    const int column = 16 * k + lane % 4 * 2;
+    uint32_t left[4];
+    weigh_block(left, words[k], factor(column), factor(column + 8), outer);
+    blocks[block_at<true>(block, k) + lane] = block_of<false>(left);
+  }
+}
+
+/// All blocks of a lower one, by four warps: those of numbers warp, warp + 4 and warp + 8. outer(row): a factor.
+template <bool kAsRight, typename Factor, typename Outer>
+__device__ __forceinline__ void weigh_lower_blocks(uint4* blocks, const Factor& factor, const Outer& outer, int warp,
+                                                   int lane) {
+  const auto weigh = [&]<int kCount>(int first) {  // so many at once, so that a warp waits for memory once
+    uint4 words[kCount];
+    float2 near[kCount], far[kCount];
+    float of_row[kCount][2];
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int number = first + kWarps * n, i = (number >= 1) + (number >= 3) + (number >= 6),
+                column = 16 * (number - lower_block(i, 0)) + lane % 4 * 2, row = 16 * i + lane / 4;
+      words[n] = blocks[32 * number + lane];
+      near[n] = factor(column), far[n] = factor(column + 8);
+      of_row[n][0] = outer(row), of_row[n][1] = outer(row + 8);
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      uint32_t left[4];
+      weigh_block(left, words[n], near[n], far[n], of_row[n]);
+      blocks[32 * (first + kWarps * n) + lane] = block_of<kAsRight>(left);
+    }
+  };
+  weigh.template operator()<2>(warp);
+  if (warp + 2 * kWarps < kLowerBlocks) weigh.template operator()<1>(warp + 2 * kWarps);
+}
+
+/// Sums become a warp's blocks of a triangle, by factors of their columns and rows. Blocks that are not in it are made, too, without a branch.
 template <bool kUpper = false, bool kAsRight = false>
 __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, const float* factors,
                                                const float (&outer)[2], int block, int lane) {
+  const uint32_t to = ptx::shared_address(blocks + lane);
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
-    if (!kUpper && k > block) break;
-    if (kUpper && k < block) continue;
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -292,7 +322,8 @@ __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, 
       const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * k + 8 * (i / 2) + lane % 4 * 2]);
       words[i] = pack<__half>(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
     }
-    blocks[block_at<kUpper>(block, k) + lane] = block_of<kAsRight>(words);
+    ptx::store_words_where(kUpper ? k >= block : k <= block, to + 16 * block_at<kUpper>(block, k),
+                           block_of<kAsRight>(words));
   }
 }
 

@@ -176,22 +176,18 @@ struct DeltaSweep {
         weigh_lower_pairs<0>(by_tiles(sums), tokens.gates, gated, block, lane, [](int) {});
       }
       ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
-      const float* const reciprocal = tokens.reciprocal();
-      {
-        const auto factor = [&](int column) {
-          const float2 x = *reinterpret_cast<const float2*>(&reciprocal[column]);
-          return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
-        };
-        const int of_solution = kWarps - 1 - block,  // the longest row of W by the warp with the shortest of P
-            row = 16 * of_solution + lane / 4;
-        const float outer[2] = {-chunk.unit[row] * reciprocal[row], -chunk.unit[row + 8] * reciprocal[row + 8]};
-        weigh_blocks<false, !kKeeps>(chunk.inverse, factor, outer, of_solution, lane);
-      }
       if constexpr (kReads) {
         const uint16_t* const of_state = small().of_state[n % 2];
         const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
         store_weighted<false, !kKeeps>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
       }
+      const float* const reciprocal = tokens.reciprocal();
+      const auto factor = [&](int column) {
+        const float2 x = *reinterpret_cast<const float2*>(&reciprocal[column]);
+        return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
+      };
+      const auto outer = [&](int row) { return -chunk.unit[row] * reciprocal[row]; };
+      weigh_lower_blocks<!kKeeps>(chunk.inverse, factor, outer, block, lane);
       arrive_warp(&small().prepared[at.index], lane);
     }
   }

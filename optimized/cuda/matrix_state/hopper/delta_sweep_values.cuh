@@ -157,15 +157,16 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     pack_sums<__half>(left, x, 1.0f);
     add_triangle(x, left, chunk.inverse, lane);
     pack_weighted(left, x, tokens.write(), lane);
-    pack_sums<__half>(residual, x, 1.0f);
-    float out[32];
-    ptx::undefined(out);
-    ptx::fence_registers(out);
     ptx::fence_registers(left);
     ptx::fence_registers(state);
     ptx::wgmma_fence();
     issue_update<kBlocks>(state, left, key);
     ptx::wgmma_commit();
+    pack_sums<__half>(residual, x, 1.0f);
+    float out[32];
+    ptx::undefined(out);
+    ptx::fence_registers(out);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
     ptx::wgmma_commit();

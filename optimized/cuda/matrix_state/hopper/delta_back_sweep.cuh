@@ -113,13 +113,14 @@ struct DeltaBackSweep {
       DeltaBackRows& rows = small().row_units[at.index];
       const uint32_t query = ptx::shared_address(stage(at.index));
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
-#pragma unroll 1
-      for (int i = 2 * half; i < 2 * half + 2; ++i) {
-        const int row = 16 * i + lane % 16;
-        rows.largest_query[row] = measure_and_divide_row<Element>(RowPart<kBlocks>(query, i, lane));
-        rows.largest_gradient[row] =
-            measure_and_divide_row<Element>(RowPart<kGroups>(query + Shared::kGradient, i, lane));
-      }
+      const int row = 32 * half + lane % 16;
+      const float2 of_queries = measure_and_divide_rows<Element>(RowPart<kBlocks>(query, 2 * half, lane),
+                                                                 RowPart<kBlocks>(query, 2 * half + 1, lane));
+      rows.largest_query[row] = of_queries.x, rows.largest_query[row + 16] = of_queries.y;
+      const uint32_t gradient = query + Shared::kGradient;
+      const float2 of_gradients = measure_and_divide_rows<Element>(RowPart<kGroups>(gradient, 2 * half, lane),
+                                                                   RowPart<kGroups>(gradient, 2 * half + 1, lane));
+      rows.largest_gradient[row] = of_gradients.x, rows.largest_gradient[row + 16] = of_gradients.y;
       ptx::fence_async_shared();
       arrive_warp(&small().rows[at.index], lane);
     }
@@ -200,8 +201,8 @@ struct DeltaBackSweep {
       ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
       const auto factor = [&](int column) { return *reinterpret_cast<const float2*>(&units.of_written[column]); };
       const float outer[2] = {units.of_row[j0], units.of_row[j0 + 8]};
-      weigh_upper_blocks(chunk.inverse, factor, outer, block, lane);
       store_weighted<true>(pairs(n), by_tiles(sums), units.of_column, outer, block, lane);
+      weigh_triangle<true>(chunk.inverse, factor, [&](int row) { return units.of_row[row]; }, block, lane);
       ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // all have multiplied with Q
       weigh_rows(ptx::shared_address(queries), units.of_read);
       ptx::fence_async_shared();

@@ -179,11 +179,10 @@ __device__ __forceinline__ float2 measure_and_divide_rows(const RowPart<kPanels>
   return most;
 }
 
-/// A warp's rows of products with keys, times D: keys up to the row less kBefore, zeros after it. With gates tiles after the diagonal block are left as they
-/// are, but for these zeros. first(c): of a tile, before its masks.
-template <int kBefore, typename First>
-__device__ __forceinline__ void weigh_lower_pairs(Sums& sums, const ChunkGates& gates, bool gated, int block, int lane,
-                                                  const First& first) {
+/// A warp's rows of products with keys, times D: keys up to the row, zeros after it. With gates tiles after the diagonal block are left as they are, but for
+/// these zeros, which have no branches: those take longer than the numbers.
+__device__ __forceinline__ void weigh_lower_pairs(float (&sums)[32], const ChunkGates& gates, bool gated, int block,
+                                                  int lane) {
   const int i0 = 16 * block + lane / 4, t = lane % 4;
   if (gated) {
     const int first_seen[2] = {gates.first_seen[i0], gates.first_seen[i0 + 8]};
@@ -195,47 +194,50 @@ __device__ __forceinline__ void weigh_lower_pairs(Sums& sums, const ChunkGates& 
       const int j = 8 * c + 2 * t;
       const float2 sum_j = *reinterpret_cast<const float2*>(&gates.sum[j]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[c][e] *= exp2_approximate(sum[e / 2] - (e % 2 ? sum_j.y : sum_j.x));
-      first(c);
+      for (int e = 0; e < 4; ++e) sums[4 * c + e] *= exp2_approximate(sum[e / 2] - (e % 2 ? sum_j.y : sum_j.x));
       if (cuts)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (!sees(i0 + 8 * (e / 2), j + e % 2, first_seen[e / 2])) sums[c][e] = 0.0f;
+          if (!sees(i0 + 8 * (e / 2), j + e % 2, first_seen[e / 2])) sums[4 * c + e] = 0.0f;
     }
-  } else {
-#pragma unroll
-    for (int c = 0; c < 8; ++c) first(c);
   }
-  const int last = i0 - kBefore - 2 * t;  // no branches: they take longer than the numbers
+  const int last = i0 - 2 * t;
 #pragma unroll
   for (int c = 0; c < 8; ++c)
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (8 * c + e % 2 - 8 * (e / 2) > last) sums[c][e] = 0.0f;
+      if (8 * c + e % 2 - 8 * (e / 2) > last) sums[4 * c + e] = 0.0f;
 }
 
-/// A warp's rows of products of keys with queries, times D: queries from the row's token on, zeros before it. Blocks before the diagonal's are not read.
+/// A warp's rows of products of keys with queries, times D: queries from the row's token on, zeros before it. With gates tiles before the diagonal block are
+/// left as they are, but for these zeros.
 __device__ __forceinline__ void weigh_later_pairs(float (&sums)[32], const ChunkGates& gates, bool gated, int block,
                                                   int lane) {
   const int j0 = 16 * block + lane / 4, t = lane % 4;
-  const bool cuts = gated && gates.first_seen[kChunk - 1] > 0;
-  const float sum[2] = {gated ? gates.sum[j0] : 0.0f, gated ? gates.sum[j0 + 8] : 0.0f};
+  if (gated) {
+    const bool cuts = gates.first_seen[kChunk - 1] > 0;
+    const float sum[2] = {gates.sum[j0], gates.sum[j0 + 8]};
 #pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    if (c / 2 < block) continue;
-    const int i = 8 * c + 2 * t;
-    if (gated) {
+    for (int c = 0; c < 8; ++c) {
+      if (c / 2 < block) continue;
+      const int i = 8 * c + 2 * t;
       const float2 sum_i = *reinterpret_cast<const float2*>(&gates.sum[i]);
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[4 * c + e] *= exp2_approximate((e % 2 ? sum_i.y : sum_i.x) - sum[e / 2]);
-    }
-    if (c / 2 == block || cuts) {
-      const int2 first_seen = cuts ? *reinterpret_cast<const int2*>(&gates.first_seen[i]) : int2{0, 0};
+      if (cuts) {
+        const int2 first_seen = *reinterpret_cast<const int2*>(&gates.first_seen[i]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (!sees(i + e % 2, j0 + 8 * (e / 2), e % 2 ? first_seen.y : first_seen.x)) sums[4 * c + e] = 0.0f;
+        for (int e = 0; e < 4; ++e)
+          if (!sees(i + e % 2, j0 + 8 * (e / 2), e % 2 ? first_seen.y : first_seen.x)) sums[4 * c + e] = 0.0f;
+      }
     }
   }
+  const int first = j0 - 2 * t;
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (8 * c + e % 2 - 8 * (e / 2) < first) sums[4 * c + e] = 0.0f;
 }
 
 // Blocks of a triangle, a left operand's. A warp has a row of a lower one; of an upper one, whose blocks are those of its transpose, a column.
@@ -263,28 +265,10 @@ __device__ __forceinline__ void weigh_block(uint32_t (&left)[4], const uint4& wo
   }
 }
 
-/// A warp's blocks of an upper triangle become products of what they are with factors of their columns and `outer` of their rows. factor(column): of two.
-template <typename Factor>
-__device__ __forceinline__ void weigh_upper_blocks(uint4* blocks, const Factor& factor, const float (&outer)[2],
-                                                   int block, int lane) {
-  uint4 words[kWarps];
-#pragma unroll
-  for (int k = 0; k < kWarps; ++k)
-    if (k >= block) words[k] = blocks[block_at<true>(block, k) + lane];
-#pragma unroll
-  for (int k = 0; k < kWarps; ++k) {
-    if (k < block) continue;
-    const int column = 16 * k + lane % 4 * 2;
-    uint32_t left[4];
-    weigh_block(left, words[k], factor(column), factor(column + 8), outer);
-    blocks[block_at<true>(block, k) + lane] = block_of<false>(left);
-  }
-}
-
-/// All blocks of a lower one, by four warps: those of numbers warp, warp + 4 and warp + 8. outer(row): a factor.
-template <bool kAsRight, typename Factor, typename Outer>
-__device__ __forceinline__ void weigh_lower_blocks(uint4* blocks, const Factor& factor, const Outer& outer, int warp,
-                                                   int lane) {
+/// All blocks of a triangle, by four warps: those of numbers warp, warp + 4 and warp + 8. Two factors of their columns, outer(row): of a row.
+template <bool kUpper = false, bool kAsRight = false, typename Factor, typename Outer>
+__device__ __forceinline__ void weigh_triangle(uint4* blocks, const Factor& factor, const Outer& outer, int warp,
+                                               int lane) {
   const auto weigh = [&]<int kCount>(int first) {  // so many at once, so that a warp waits for memory once
     uint4 words[kCount];
     float2 near[kCount], far[kCount];
@@ -292,7 +276,8 @@ __device__ __forceinline__ void weigh_lower_blocks(uint4* blocks, const Factor& 
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       const int number = first + kWarps * n, i = (number >= 1) + (number >= 3) + (number >= 6),
-                column = 16 * (number - lower_block(i, 0)) + lane % 4 * 2, row = 16 * i + lane / 4;
+                j = number - lower_block(i, 0), column = 16 * (kUpper ? i : j) + lane % 4 * 2,
+                row = 16 * (kUpper ? j : i) + lane / 4;
       words[n] = blocks[32 * number + lane];
       near[n] = factor(column), far[n] = factor(column + 8);
       of_row[n][0] = outer(row), of_row[n][1] = outer(row + 8);

@@ -11,10 +11,7 @@ namespace lethe::matrix_state {
 /// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
 template <int kBlocks, int kGroups>
 struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
-  using Roles = DeltaSweepRoles<kBlocks, kGroups>;
-  using Roles::kStateWarps, Roles::kTogether;
-  static constexpr int kLoadRegisters = kBlocks == 1 ? 40 : Roles::kLoadRegisters,
-                       kStateRegisters = kBlocks == 1 ? 136 : Roles::kStateRegisters;
+  using DeltaSweepRoles<kBlocks, kGroups>::kStateWarps, DeltaSweepRoles<kBlocks, kGroups>::kTogether;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kGroups * kPanel;
   static constexpr int kStages = 3;
   struct Small {

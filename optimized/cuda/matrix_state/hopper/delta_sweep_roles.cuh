@@ -173,7 +173,7 @@ struct DeltaSweep {
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::fence_registers(sums);
-        weigh_lower_pairs<0>(by_tiles(sums), tokens.gates, gated, block, lane, [](int) {});
+        weigh_lower_pairs(sums, tokens.gates, gated, block, lane);
       }
       ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
       if constexpr (kReads) {
@@ -187,7 +187,7 @@ struct DeltaSweep {
         return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
       };
       const auto outer = [&](int row) { return -chunk.unit[row] * reciprocal[row]; };
-      weigh_lower_blocks<!kKeeps>(chunk.inverse, factor, outer, block, lane);
+      weigh_triangle<false, !kKeeps>(chunk.inverse, factor, outer, block, lane);
       arrive_warp(&small().prepared[at.index], lane);
     }
   }

@@ -50,7 +50,7 @@ struct ForwardShared {
   struct Small {
     SplitVector ones, columns[2][kBlocks];
     uint64_t full[kMostStages], empty[kMostStages], state_full[2], state_empty[2], grad_full[kWarps];
-    uint64_t values_full[kMostStages], values_empty[kMostStages];
+    uint64_t values_full[kMostStages], values_empty[kMostStages], rows_full, rows_empty;
     float largest[2][kStateWarps], units[2][2];  ///< of S and of z
   };
   static constexpr int kOut = 2 * kState, kSmall = kOut + kReaders * kPanel, kRing = kSmall + 2048;
@@ -73,6 +73,8 @@ struct Forward {
                         kLeavesStates = kNormalizer != Normalizer::kGradients,
                         kLeavesDivisors = kNormalizer == Normalizer::kLeaves,
                         kDividesRows = kNormalizer == Normalizer::kDivides || kLeavesDivisors;
+  /// Whether the warp that loads tiles also sends a chunk's rows, by one copy: the rows' warps have no room for it in their chain.
+  static constexpr bool kLoaderSends = kDividesRows;
   static_assert(!kLeavesDivisors || (kGated && kBlocks == 1));
   /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
   static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
@@ -106,7 +108,17 @@ struct Forward {
   __device__ int32_t* mark(int block) const { return p.marks + (handed_state() * kBlocks + block) * kWarps + warp; }
   __device__ int64_t first_of(int n) const { return static_cast<int64_t>(piece.begin * order.each + n) * kChunk; }
 
-  /// A warp: tiles of every chunk.
+  /// Of the warp that loads, where it sends: chunk n's rows.
+  __device__ __forceinline__ void send_rows_of_chunk(int n) const {
+    ptx::mbarrier_wait(&small().rows_full, n & 1);
+    if (lane > 0) return;
+    ptx::store_tile(&p.maps[3], out_tile(), 64 * tile, h, static_cast<int>(first_of(n)), b);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+    ptx::mbarrier_arrive(&small().rows_empty);
+  }
+
+  /// A warp: tiles of every chunk. Where it sends rows, those of the chunk that was in a stage, after whose last arrival they come.
   __device__ __forceinline__ void load() const {
     ptx::RingPosition at;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
@@ -129,6 +141,14 @@ struct Forward {
                           h);
         }
       }
+      if constexpr (kLoaderSends) {
+        if (!p.float_out && n >= p.stages) send_rows_of_chunk(n - p.stages);
+      }
+    }
+    if constexpr (kLoaderSends) {
+      if (p.float_out) return;
+      for (int n = max(chunks - p.stages, 0); n < chunks; ++n) send_rows_of_chunk(n);
+      if (lane == 0) ptx::bulk_wait<0>();
     }
   }
 
@@ -340,6 +360,8 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads
       ptx::mbarrier_init(&small.state_empty[i], kWarps * kArrivalsOfAWarp);
     }
     for (uint64_t& barrier : small.grad_full) ptx::mbarrier_init(&barrier, 1);
+    ptx::mbarrier_init(&small.rows_full, kWarps * kArrivalsOfAWarp);
+    ptx::mbarrier_init(&small.rows_empty, 1);
     ptx::mbarrier_init_fence();
   }
   if constexpr (kNormalizer != Normalizer::kNone) {

@@ -98,17 +98,20 @@ __device__ __forceinline__ void place_rows(const Call& call, float (&out)[32], c
   if constexpr (!kGradients) {
     if (call.p.float_out) return write_floats(call, out, call.first_of(n));
     pack_sums<typename Call::Element>(packed, out, 1.0f);
-    if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's rows have left
+    // The previous chunk's rows have left.
+    if constexpr (Call::kLoaderSends) ptx::mbarrier_wait(&call.small().rows_empty, n & 1 ^ 1);
+    else if (call.lane == 0) ptx::bulk_wait_read<0>();
   }
   __syncwarp();  // of gradients, all lanes have read dO
   store_packed(ptx::shared_address(call.out_tile()), packed, place);
 }
 
-/// These rows leave.
+/// These rows leave, or are handed to the warp that sends them.
 template <typename Call>
 __device__ __forceinline__ void send_rows(const Call& call, int n) {
   if (call.p.float_out) return;
   ptx::fence_async_shared();
+  if constexpr (Call::kLoaderSends) return arrive_warp(&call.small().rows_full, call.lane);
   __syncwarp();
   if (call.lane > 0) return;
   constexpr int kRows = kChunk / kWarps;

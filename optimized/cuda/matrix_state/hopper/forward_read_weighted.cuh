@@ -183,7 +183,7 @@ __device__ __forceinline__ void read_weighted(const Call& call) {
     place_rows(call, reader.out(), divisor, row_unit, n, reader.place);
   }
   send_rows(call, call.chunks - 1);
-  if (lane == 0) ptx::bulk_wait<0>();
+  if (!Call::kLoaderSends && lane == 0) ptx::bulk_wait<0>();
 }
 
 }  // namespace lethe::matrix_state

@@ -239,7 +239,8 @@ void warpgroup_forward(const MatrixStateForward& a) {
   const bool before = launch_before_pieces(a, split, handed, Overlap::kNone, a.stream);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
-  if (!a.float_values) p.maps[3] = maps_of(a).of_result(a.values, a.shape.value_dim);
+  if (!a.float_values)
+    p.maps[3] = maps_of(a).of_result(a.values, a.shape.value_dim, a.form.normalize ? kChunk : kChunk / kWarps);
   p.out = a.values;
   p.float_out = a.float_values;
   p.last = a.last_state;

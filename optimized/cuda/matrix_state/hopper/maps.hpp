@@ -17,9 +17,9 @@ struct Maps {
     return tensor_map(operand, in.dtype, in.shape.batch, in.shape.key_length, heads, dim, tokens, promotion);
   }
   /// Of a result [B, T, H, dim] contiguous, in the rows of a warp.
-  CUtensorMap of_result(void* result, int64_t dim) const {
+  CUtensorMap of_result(void* result, int64_t dim, int tokens = kChunk / kWarps) const {
     const int64_t token = in.shape.heads * dim;
-    return (*this)({result, in.shape.key_length * token, token, dim}, dim, kChunk / kWarps);
+    return (*this)({result, in.shape.key_length * token, token, dim}, dim, tokens);
   }
 };
 

@@ -24,6 +24,10 @@ __device__ inline void load_left_transposed(uint32_t (&a)[4], uint32_t tile, int
   ptx::load_matrices_transposed(
       a, tile + tile_piece(16 * k + at.lane % 8 + at.lane / 16 * 8, 2 * at.block + at.lane / 8 % 2));
 }
+/// Where a lane reads its first step, 2048 bytes before the next one's.
+__device__ inline uint32_t transposed_piece(Place at) {
+  return tile_piece(at.lane % 8 + at.lane / 16 * 8, 2 * at.block + at.lane / 8 % 2);
+}
 
 /// The 16 rows 16k… of a tile as right operands.
 __device__ inline void load_rows(uint32_t (&r)[4][4], uint32_t tile, int k, int lane) {

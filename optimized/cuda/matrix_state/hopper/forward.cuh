@@ -1,7 +1,7 @@
 #pragma once
 // gated_state's values for a state of at most 128 rows: a CTA sweeps a piece of a head (segments.cuh) and 64 columns of its state in chunks of 64 tokens.
 //
-//   warp 0         tiles of a chunk                                                   → full, values_full
+//   warp 0         tiles of a chunk                                                   → full, values_full;  with a normaliser a chunk's values leave
 //   warps 1 to 3   gates of every third chunk                                         → full
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
@@ -70,11 +70,15 @@ struct Forward {
   static constexpr Normalizer kNormalizer = kNormalizer_;
   static constexpr bool kGated = kGated_, kHalf = std::is_same_v<Element, __half>,
                         kNormalized = kNormalizer != Normalizer::kNone,
-                        kLeavesStates = kNormalizer != Normalizer::kGradients,
                         kLeavesDivisors = kNormalizer == Normalizer::kLeaves,
                         kDividesRows = kNormalizer == Normalizer::kDivides || kLeavesDivisors;
   /// Whether the warp that loads tiles also sends a chunk's rows, by one copy: the rows' warps have no room for it in their chain.
   static constexpr bool kLoaderSends = kDividesRows;
+  /// Whether a chunk's chains are shortened: by places that are held (products.cuh), and keys weighted by halves. float16 has no registers for it.
+  static constexpr bool kHoldsPlace = kDividesRows && !kHalf && kBlocks == 1;
+  /// Whether states may be left for a backward: with z·q that is an instance of its own, so that the other one needs no test. In float16 that costs spills.
+  static constexpr bool kLeavesStates =
+      kNormalizer != Normalizer::kGradients && !(kHoldsPlace && kGated && !kLeavesDivisors);
   static_assert(!kLeavesDivisors || (kGated && kBlocks == 1));
   /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
   static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
@@ -90,6 +94,12 @@ struct Forward {
   const Piece piece;
   const int chunks;  ///< of the piece
   const int reader;  ///< of a warpgroup that computes O: which
+
+  /// The same with the warp's and lane's number in registers.
+  __device__ __forceinline__ Forward with_held_place() const {
+    const Place at = held({warp, lane});
+    return {p, memory, at.block & (kWarps - 1), at.lane & 31, b, h, head, tile, order, piece, chunks, reader};
+  }
 
   __device__ typename Shared::Small& small() const {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
@@ -177,7 +187,7 @@ struct Forward {
       // By a vote, so that all lanes leave the loop together: else the compiler keeps no address in uniform registers.
       while (kHandsOn && p.marks && !__all_sync(kAllLanes, ptx::load_acquire(mark(block)))) __nanosleep(100);
     }
-    const Place place{warp, lane};
+    const Place place = kHoldsPlace ? held({warp, lane}) : Place{warp, lane};
     const int stride = p.columns + kNormalized;
     State<kGated> state(1.0f);
     StateColumn last;
@@ -202,6 +212,8 @@ struct Forward {
     ptx::RingPosition at;
     for (int n = 0; n < chunks; ++n, at.advance(p.stages)) {
       const int buffer = n % 2;  // of the rounded state
+      // So that addresses occupy no registers over the loop.
+      const Place own = kHoldsPlace ? Place{place.block & (kWarps - 1), ptx::opaque(place.lane) & 31} : place;
       if (n > 0 && n % order.each == 0) {
         if constexpr (kNormalized) last.join(state);
         state.join();
@@ -214,7 +226,7 @@ struct Forward {
 #pragma unroll
         for (int i = 0; i < 32; ++i) now[i] = state.value(i);
         float row[2] = {0.0f, 0.0f};
-        if (lane % 4 == 0)  // the others have none
+        if (own.lane % 4 == 0)  // the others have none
           for (int half = 0; half < 2; ++half) row[half] = last.value(state, half);
         float inverse[2] = {1.0f, 1.0f};
         if constexpr (kHalf) {
@@ -238,16 +250,18 @@ struct Forward {
           ptx::named_barrier_sync(1, kBlocks * kComputing);  // before the next largest
         }
         if constexpr (kNormalized)
-          each_of_column(place, [&](int half, int of) {
+          each_of_column(own, [&](int half, int of) {
             const float x = row[half] * inverse[1];
             if constexpr (kPanels) store_parts<Element>(state_panel(), 4 * buffer, of, x);
             else store_parts<Element>(small().columns[buffer][block], of, x);
           });
         uint32_t packed[16];
         pack_sums<Element>(packed, now, inverse[0]);
-        store_packed(ptx::shared_address(rounded_state(buffer) + block * kPanel), packed, place);
+        const uint32_t rounded = ptx::shared_address(rounded_state(buffer) + block * kPanel);
+        if constexpr (kHoldsPlace) store_packed_from(rounded, packed, own);
+        else store_packed(rounded, packed, own);
         ptx::fence_async_shared();
-        arrive_warp(&small().state_full[buffer], lane);
+        arrive_warp(&small().state_full[buffer], own.lane);
         if constexpr (kLeavesStates)
           leave_state(*this, buffer, n, block, inverse[0], [&](int half) { return last.value(state, half); });
       }
@@ -255,9 +269,13 @@ struct Forward {
       if constexpr (kGated) state.forget(gates(at.index).total);
       if constexpr (kWeighted) ptx::mbarrier_wait(&small().values_full[at.index], at.parity);
       const auto add = [&](auto&& column) {
-        add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(
-            state.sum, stage(at.index) + Shared::kKey + block * kPanel, stage(at.index) + Shared::kValue,
-            gates(at.index).write, 1.0f, place, column);
+        const char* const keys = stage(at.index) + Shared::kKey + block * kPanel;
+        const char* const values = stage(at.index) + Shared::kValue;
+        if constexpr (kGated && kHoldsPlace)
+          add_to_state_by_halves<Element>(state.sum, keys, values, gates(at.index).write, own, column);
+        else
+          add_to_state<Element, kGated ? Weights::kGates : Weights::kNone>(state.sum, keys, values,
+                                                                           gates(at.index).write, 1.0f, own, column);
       };
       if constexpr (kNormalized) {
         if constexpr (kGated) last.forget(gates(at.index).total);
@@ -267,7 +285,7 @@ struct Forward {
       } else {
         add(NoColumn{});
       }
-      arrive_warp(&small().empty[at.index], lane);
+      arrive_warp(&small().empty[at.index], own.lane);
     }
     if (kLeavesStates && p.kept.wanted && lane == 0) ptx::bulk_wait<0>();
     wait_for_previous_kernel();  // for those after this one: a head's beginning itself depends on none
@@ -305,13 +323,6 @@ struct Forward {
     else weigh_scores(scores, {warp, lane});
   }
 };
-
-/// Before the pieces that hand states on.
-__global__ inline void clear_marks(int32_t* marks, int count) {
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  let_next_kernel_start();
-  if (i < count) marks[i] = 0;
-}
 
 template <typename Element, bool kGated, int kBlocks, Normalizer kNormalizer, int kReaders>
 __global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads,
@@ -377,11 +388,12 @@ __global__ void __launch_bounds__(ForwardShared<kBlocks, kReaders>::kMostThreads
   } else if (group <= kReaders) {
     change_registers<Shared::kRegisters, Shared::kReadRegisters>();
     if constexpr (kReaders > 1) read_in_turn(call);
+    else if constexpr (Call::kHoldsPlace) read_weighted(call.with_held_place());
     else if constexpr (Call::kWeighted) read_weighted(call);
     else read_plain(call);
   } else {
     change_registers<Shared::kRegisters, Shared::kStateRegisters>();
-    call.update_state(group - 1 - kReaders);
+    call.update_state(Call::kHoldsPlace ? 0 : group - 1 - kReaders);
   }
 }
 

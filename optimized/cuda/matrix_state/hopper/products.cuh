@@ -12,6 +12,11 @@
 
 namespace lethe::matrix_state {
 
+/// A warp's place, which ptxas does not compute again from the thread's number: to read that takes 40 cycles.
+__device__ __forceinline__ Place held(Place at) {
+  return {ptx::in_uniform_register(at.block), __shfl_sync(kAllLanes, at.lane, at.lane)};
+}
+
 /// One thread: the tile of 64 tokens from `first` and kPanels · 64 columns from `column`; of an operand whose heads are one, a stride of 0, that one.
 template <int kPanels>
 __device__ __forceinline__ void load_tile_of(char* to, const CUtensorMap& map, const Operand& from, uint64_t* barrier,
@@ -110,6 +115,39 @@ __device__ __forceinline__ void add_to_state(float (&sum)[32], const char* b, co
   }
 }
 
+/// add_to_state with gates, of all 64 tokens: the first half's products run under the second half's weights, and `column` comes last.
+template <typename Element, typename Column = NoColumn>
+__device__ __forceinline__ void add_to_state_by_halves(float (&sum)[32], const char* b, const char* c,
+                                                       const float* write, Place at, Column&& column = {}) {
+  const uint64_t right = ptx::operand_descriptor(c, kPanel);
+  uint32_t keys[4][4];
+  const uint32_t own = ptx::shared_address(b) + transposed_piece(at);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) ptx::load_matrices_transposed(keys[k], own + 2048 * k);
+#pragma unroll
+  for (int first = 0; first < 4; first += 2) {
+#pragma unroll
+    for (int k = first; k < first + 2; ++k) weigh_keys<Element, true>(keys[k], write, 1.0f, k, at.lane);
+#pragma unroll
+    for (int k = first; k < first + 2; ++k) ptx::fence_registers(keys[k]);
+    if (first == 0) ptx::fence_registers(sum);
+    else column.fence();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = first; k < first + 2; ++k)
+      ptx::wgmma<ptx::Major::kMN>(Element{}, sum, keys[k][0], keys[k][1], keys[k][2], keys[k][3],
+                                  ptx::advance<kStepBytes<ptx::Major::kMN>>(right, k), true);
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) column.issue(keys[k], k);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::fence_registers(sum);
+  column.fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) ptx::fence_registers(keys[k]);
+}
+
 /// Sums times `scale` in 16 bits: a left operand, or what store_packed stores.
 template <typename Element>
 __device__ __forceinline__ void pack_sums(uint32_t (&packed)[16], const float (&sum)[32], float scale) {
@@ -123,6 +161,13 @@ __device__ __forceinline__ void store_packed(uint32_t tile, const uint32_t (&pac
   for (int c = 0; c < 4; ++c)
     ptx::store_matrices(tile + tile_piece(16 * at.block + at.lane % 16, 2 * c + at.lane / 16), packed[4 * c],
                         packed[4 * c + 1], packed[4 * c + 2], packed[4 * c + 3]);
+}
+/// The same by fewer instructions: of a lane's pieces 2c + i the place differs in bits 5 and 6 alone.
+__device__ __forceinline__ void store_packed_from(uint32_t tile, const uint32_t (&packed)[16], Place at) {
+  const uint32_t own = tile_piece(16 * at.block + at.lane % 16, at.lane / 16);
+#pragma unroll
+  for (int c = 0; c < 4; ++c)
+    ptx::store_matrices(tile + (own ^ 32 * c), packed[4 * c], packed[4 * c + 1], packed[4 * c + 2], packed[4 * c + 3]);
 }
 
 /// A warp's 16 rows of a tile that begins at token `first`, by way of its part of a tile in shared memory whose last store has been read.

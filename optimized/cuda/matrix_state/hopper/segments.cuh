@@ -196,6 +196,13 @@ __global__ void __launch_bounds__(SumsShared<kBlocks, kNormalized>::kThreads, 4 
   if (p.beside_previous) wait_for_previous_kernel();  // for those after this one
 }
 
+/// Before the pieces that hand states on.
+__global__ inline void clear_marks(int32_t* marks, int count) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  let_next_kernel_start();
+  if (i < count) marks[i] = 0;
+}
+
 /// CTAs of a block of a tile, and of a normalised call one more, of the column apart.
 constexpr int kJoiningThreads = 256, kJoiningCtas = kBlockFloats / 4 / kJoiningThreads;
 

@@ -1,7 +1,7 @@
 #pragma once
 // gated_state's values for a state of at most 128 rows: a CTA sweeps a piece of a head (segments.cuh) and 64 columns of its state in chunks of 64 tokens.
 //
-//   warp 0         tiles of a chunk                                                   → full, values_full;  with a normaliser a chunk's values leave
+//   warp 0         tiles of a chunk                                                   → full, values_full; and with gates or a normaliser a chunk's values leave
 //   warps 1 to 3   gates of every third chunk                                         → full
 //   warpgroup 2…   S, rounded to 16 bits, to shared memory; S = E_C S + (k·D_C)ᵀ v     → state_full
 //   warpgroup 1    P = Q Kᵀ of the next chunk; O = E ∘ (Q S) + P V of this one
@@ -72,16 +72,16 @@ struct Forward {
                         kNormalized = kNormalizer != Normalizer::kNone,
                         kLeavesDivisors = kNormalizer == Normalizer::kLeaves,
                         kDividesRows = kNormalizer == Normalizer::kDivides || kLeavesDivisors;
-  /// Whether the warp that loads tiles also sends a chunk's rows, by one copy: the rows' warps have no room for it in their chain.
-  static constexpr bool kLoaderSends = kDividesRows;
-  /// Whether a chunk's chains are shortened: by places that are held (products.cuh), and keys weighted by halves. float16 has no registers for it.
-  static constexpr bool kHoldsPlace = kDividesRows && !kHalf && kBlocks == 1;
-  /// Whether states may be left for a backward: with z·q that is an instance of its own, so that the other one needs no test. In float16 that costs spills.
-  static constexpr bool kLeavesStates =
-      kNormalizer != Normalizer::kGradients && !(kHoldsPlace && kGated && !kLeavesDivisors);
-  static_assert(!kLeavesDivisors || (kGated && kBlocks == 1));
   /// Values come, and are handed back, apart from queries and keys (forward_read_weighted.cuh); and whether the first of two pieces may hand its state on.
   static constexpr bool kWeighted = kGated || kNormalized, kHandsOn = kWeighted && kBlocks == 1;
+  /// Whether the warp that loads tiles also sends a chunk's rows, by one copy: the rows' warps have no room for it in their chain.
+  static constexpr bool kLoaderSends = kWeighted && kNormalizer != Normalizer::kGradients;
+  /// Whether a chunk's chains are shortened: by places that are held (products.cuh), and keys weighted by halves. float16 has no registers for it.
+  static constexpr bool kHoldsPlace = kLoaderSends && !kHalf && kBlocks == 1;
+  /// Whether states may be left for a backward: with z·q that is an instance of its own, so that the other one needs no test. In float16 that costs spills.
+  static constexpr bool kLeavesStates =
+      kNormalizer != Normalizer::kGradients && !(kHoldsPlace && kGated && kNormalizer == Normalizer::kDivides);
+  static_assert(!kLeavesDivisors || (kGated && kBlocks == 1));
   using Shared = ForwardShared<kBlocks, kReaders>;
   static constexpr bool kPanels = kNormalized && Shared::kPanels;
   static constexpr int kGates = Shared::panels(kNormalized);  ///< bytes between the stages of tiles and those of gates

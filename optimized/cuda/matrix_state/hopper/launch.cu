@@ -239,8 +239,9 @@ void warpgroup_forward(const MatrixStateForward& a) {
   const bool before = launch_before_pieces(a, split, handed, Overlap::kNone, a.stream);
   StateForwardArguments p = forward_arguments(a, handed, split.whole_heads, split.pieces);
   p.second = split.second;
+  const bool weighted = a.form.normalize || a.key_gate.data;  // Forward::kWeighted
   if (!a.float_values)
-    p.maps[3] = maps_of(a).of_result(a.values, a.shape.value_dim, a.form.normalize ? kChunk : kChunk / kWarps);
+    p.maps[3] = maps_of(a).of_result(a.values, a.shape.value_dim, weighted ? kChunk : kChunk / kWarps);
   p.out = a.values;
   p.float_out = a.float_values;
   p.last = a.last_state;

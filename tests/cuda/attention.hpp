@@ -30,6 +30,25 @@ struct ForwardResult {
       repeated_tiles;  ///< that a second launch computed: an exponential overflowed, or a strong gate is near
 };
 
+/// Rows of `dim` numbers as elements, with columns_between_heads after each.
+template <typename Element>
+std::vector<Element> elements_of_heads(const std::vector<double>& numbers, int64_t dim) {
+  const std::vector<Element> dense = to_element<Element>(numbers);
+  if (columns_between_heads == 0) return dense;
+  std::vector<Element> apart;
+  for (auto row = dense.begin(); row != dense.end(); row += dim) {
+    apart.insert(apart.end(), row, row + dim);
+    apart.insert(apart.end(), columns_between_heads, Element(std::numeric_limits<float>::quiet_NaN()));
+  }
+  return apart;
+}
+
+/// [B, T, heads, D] of elements_of_heads.
+inline Operand operand_of_heads(const void* data, int64_t length, int64_t heads, int64_t dim) {
+  const int64_t head = dim + columns_between_heads;
+  return {data, length * heads * head, heads * head, head};
+}
+
 /// The problem on the device, with the plan and everything the launchers read.
 template <typename Element, typename Kernels = HopperKernels>
 class DeviceProblem {
@@ -37,8 +56,10 @@ class DeviceProblem {
   using Plan = typename Kernels::Plan;
 
   DeviceProblem(const Problem& problem, const PlanOptions& options)
-      : shape_(problem.shape), dtype_(problem.dtype), scale_(problem.scale), query_(to_element<Element>(problem.query)),
-        key_(to_element<Element>(problem.key)), value_(to_element<Element>(problem.value)),
+      : shape_(problem.shape), dtype_(problem.dtype), scale_(problem.scale),
+        query_(elements_of_heads<Element>(problem.query, problem.shape.key_dim)),
+        key_(elements_of_heads<Element>(problem.key, problem.shape.key_dim)),
+        value_(elements_of_heads<Element>(problem.value, problem.shape.value_dim)),
         log_forget_(std::vector<float>(problem.log_forget.begin(), problem.log_forget.end())),
         bound_(options.logit_bound.value_or(std::vector<float>{})), plan_memory_(Kernels::plan_bytes(problem.shape)),
         backward_plan_memory_(Kernels::plan_bytes(problem.shape)),
@@ -114,7 +135,7 @@ class DeviceProblem {
     require(cudaDeviceSynchronize());
     for (const auto* array : {&key_, &value_})
       for (int64_t batch = 0; batch < s.batch; ++batch) {
-        const int64_t token = s.heads * s.key_dim;
+        const int64_t token = s.heads * (s.key_dim + columns_between_heads);
         require(cudaMemset(array->data() + batch * s.key_length * token, 0xff, tokens * token * sizeof(Element)));
       }
   }
@@ -135,8 +156,7 @@ class DeviceProblem {
             .stream = nullptr};
   }
   Operand operand(const DeviceArray<Element>& array, int64_t length, int64_t heads) const {
-    const int64_t dim = shape_.key_dim;
-    return {array.data(), length * heads * dim, heads * dim, dim};
+    return operand_of_heads(array.data(), length, heads, shape_.key_dim);
   }
 
   Shape shape_;

@@ -31,27 +31,30 @@ inline void expect_same_gradients(const BackwardResult& actual, const BackwardRe
   EXPECT_EQ(actual.log_forget, expected.log_forget);
 }
 
-/// A gradient [B, T, heads, D] as columns of a wider array: tokens and sequences lie further apart than they are long.
+/// A gradient [B, T, heads, D] as columns of a wider array: tokens and sequences lie further apart than they are long, heads by columns_between_heads.
 template <typename Element>
 class GradientColumns {
  public:
   GradientColumns(int64_t batch, int64_t length, int64_t heads, int64_t dim)
-      : batch_(batch), length_(length), columns_(heads * dim), dim_(dim),
-        array_(batch * (length + kTokensBetween) * (columns_ + kColumnsBetween)) {}
+      : batch_(batch), length_(length), heads_(heads), dim_(dim), array_(batch * (length + kTokensBetween) * pitch()) {}
 
-  MutableOperand operand() const { return {array_.data(), (length_ + kTokensBetween) * pitch(), pitch(), dim_}; }
+  MutableOperand operand() const { return {array_.data(), (length_ + kTokensBetween) * pitch(), pitch(), head_pitch_}; }
 
   /// Its numbers. Fails the test where anything was written between them.
   std::vector<double> host() const {
     const std::vector<Element> all = array_.host();
-    std::vector<double> numbers(batch_ * length_ * columns_);
+    std::vector<double> numbers(batch_ * length_ * heads_ * dim_);
     auto next = numbers.begin();
     int64_t written = 0;
     for (int64_t row = 0; row < batch_ * (length_ + kTokensBetween); ++row) {
-      const auto begin = all.begin() + row * pitch(),
-                 between = begin + (row % (length_ + kTokensBetween) < length_ ? columns_ : 0);
-      next = std::transform(begin, between, next, [](const Element& element) { return to_double(element); });
-      written += std::count_if(between, begin + pitch(), [](const Element& element) { return !all_ones(element); });
+      auto at = all.begin() + row * pitch();
+      const auto end = at + pitch();
+      const int64_t heads = row % (length_ + kTokensBetween) < length_ ? heads_ : 0;
+      for (int64_t head = 0; head < heads; ++head, at += head_pitch_) {
+        next = std::transform(at, at + dim_, next, [](const Element& element) { return to_double(element); });
+        written += std::count_if(at + dim_, at + head_pitch_, is_written);
+      }
+      written += std::count_if(at, end, is_written);
     }
     EXPECT_EQ(written, 0) << "elements beside the gradient's";
     return numbers;
@@ -59,12 +62,12 @@ class GradientColumns {
 
  private:
   static constexpr int64_t kColumnsBetween = 8, kTokensBetween = 1;  // 16 bytes of the narrow types
-  static bool all_ones(const Element& element) {
+  static bool is_written(const Element& element) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(&element);
-    return std::all_of(bytes, bytes + sizeof(Element), [](unsigned char byte) { return byte == 0xff; });
+    return std::any_of(bytes, bytes + sizeof(Element), [](unsigned char byte) { return byte != 0xff; });
   }
-  int64_t pitch() const { return columns_ + kColumnsBetween; }
-  int64_t batch_, length_, columns_, dim_;
+  int64_t pitch() const { return heads_ * head_pitch_ + kColumnsBetween; }
+  int64_t batch_, length_, heads_, dim_, head_pitch_ = dim_ + columns_between_heads;
   DeviceArray<Element> array_;
 };
 
@@ -83,7 +86,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   const DeviceProblem<Element, Kernels> device(problem, options);
   const int64_t rows = s.batch * s.query_heads * s.query_length;
   const DeviceArray<Element> values(rows * s.value_dim), residual(rows * s.value_dim),
-      grad(to_element<Element>(grad_values));
+      grad(elements_of_heads<Element>(grad_values, s.value_dim));
   const DeviceArray<float> log_normalizer(rows), grad_log_forget(s.batch * s.key_length * s.query_heads);
   const DeviceArray<int64_t> visited_pairs(s.batch * s.query_heads);
   const GradientColumns<Element> query(s.batch, s.query_length, s.query_heads, s.key_dim),
@@ -93,7 +96,7 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
   Kernels::launch_forward(
       device.forward_arguments(values.data(), residual.data(), log_normalizer.data(), visited_pairs.data()),
       device.plan());
-  const auto like_query = [&](const DeviceArray<Element>& array) {
+  const auto of_forward = [&](const DeviceArray<Element>& array) {
     return Operand{array.data(), s.query_length * s.query_heads * s.key_dim, s.query_heads * s.key_dim, s.key_dim};
   };
   const typename Kernels::Plan plan = device.backward_plan();  // computed by kernels that use shared memory themselves
@@ -108,9 +111,9 @@ BackwardResult backward(const Problem& problem, const std::vector<double>& grad_
                               .key = device.key(),
                               .value = device.value(),
                               .gates = device.gates(),
-                              .values = like_query(values),
-                              .residual = like_query(residual),
-                              .grad_values = like_query(grad),
+                              .values = of_forward(values),
+                              .residual = of_forward(residual),
+                              .grad_values = operand_of_heads(grad.data(), s.query_length, s.query_heads, s.value_dim),
                               .log_normalizer = log_normalizer.data(),
                               .first_key_block = device.first_key_block(),
                               .grad_query = query.operand(),

@@ -31,11 +31,14 @@ class EveryKernel : public ::testing::TestWithParam<Instance> {
     if (has_less) family_under_test = Family::kAmpere;
     const bool hopper = family_under_test == Family::kHopper;
     if (!have_gpu(hopper)) GTEST_SKIP() << "needs a GPU of compute capability " << (hopper ? "9.0" : "8.0 or more");
+    const int64_t instance = ampere::dim_of_instance(shape(1, 1, 1, 1, 1));
     if (has_less)
-      shared_bytes_under_test = std::min(ampere::bytes_of_wide(dim()).largest - 1, ampere::shared_bytes_of_device());
+      shared_bytes_under_test = std::min(ampere::bytes_of_wide(instance).largest - 1, ampere::shared_bytes_of_device());
+    if (!hopper && dim() < instance) columns_between_heads = 32;
   }
   void TearDown() override {
     family_under_test = Family::kHopper, window_under_test = kNoWindow, shared_bytes_under_test.reset();
+    columns_between_heads = 0;
   }
   Dtype dtype() const { return std::get<Dtype>(GetParam()); }
   int64_t dim() const { return std::get<int64_t>(GetParam()); }
@@ -57,6 +60,8 @@ inline auto short_rows(Dtype dtype) {
 inline auto wide_short_rows() { return instances_of(Family::kHopper, {136, 160, 192, 200, 248}); }
 inline auto other_short_rows() { return instances_of(Family::kHopper, {8, 24, 32, 48, 56, 72, 80, 88, 104, 112, 120}); }
 inline auto ampere_instances() { return instances_of(Family::kAmpere, {32, 64, 96, 128, 256}); }
+/// Head dims below the instance's, as a few tests run them.
+inline auto ampere_short_rows(Family family = Family::kAmpere) { return instances_of(family, {72, 88}); }
 inline auto ampere_instances_of_less() { return instances_of(Family::kAmpereOfLess, {64, 96, 128}); }
 inline auto float_instances() { return instances_of(Family::kAmpere, {32, 64, 128}, {Dtype::kFloat32}); }
 

@@ -21,6 +21,9 @@ inline int window_under_test = kNoWindow;
 /// The shared memory of a CTA for kAmpere's backward; null: the device's.
 inline std::optional<int> shared_bytes_under_test;
 
+/// After a head's columns of an operand and of a gradient: NaN, which no kernel may read or overwrite. A multiple of 8.
+inline int64_t columns_between_heads = 0;
+
 struct HopperKernels {
   using Plan = lethe::Plan;
 

@@ -278,6 +278,9 @@ TEST_P(BackwardOfShortRows, EqualsTheReferenceAndItsOwnBits) {
 INSTANTIATE_TEST_SUITE_P(EveryHeadDim, BackwardOfShortRows, testing::other_short_rows(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(AboveTheSecondInstance, BackwardOfShortRows, testing::wide_short_rows(),
                          testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfAmpere, BackwardOfShortRows, testing::ampere_short_rows(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfLessShared, BackwardOfShortRows, testing::ampere_short_rows(testing::Family::kAmpereOfLess),
+                         testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

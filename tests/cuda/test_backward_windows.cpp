@@ -40,15 +40,19 @@ void expect_agreement_within(const Problem& problem, const Sight& sight,
   }
 }
 
-class BackwardWindows : public testing::EveryKernel {};
-
-TEST_P(BackwardWindows, HideAllButTheirKeysOfAFewTokens) {
+// In one of the orders, by turns.
+void expect_agreement_within(const std::vector<testing::Call>& calls) {
   bool fixed = false;
-  for (const testing::Call& call :
-       testing::calls_of_a_few_tokens(dtype(), [&](auto... sizes) { return shape(sizes...); })) {
+  for (const testing::Call& call : calls) {
     SCOPED_TRACE(call.name);
     expect_agreement_within(call.problem, call.sight, {fixed = !fixed});
   }
+}
+
+class BackwardWindows : public testing::EveryKernel {};
+
+TEST_P(BackwardWindows, HideAllButTheirKeysOfAFewTokens) {
+  expect_agreement_within(testing::calls_of_a_few_tokens(dtype(), [&](auto... sizes) { return shape(sizes...); }));
 }
 
 // Around the sizes of blocks and tiles.
@@ -146,6 +150,16 @@ INSTANTIATE_TEST_SUITE_P(OfShortRows, BackwardWindows, testing::short_rows(Dtype
 INSTANTIATE_TEST_SUITE_P(OfAmpere, BackwardWindows, testing::ampere_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfLessShared, BackwardWindows, testing::ampere_instances_of_less(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfFloats, BackwardWindows, testing::float_instances(), testing::name_of_instance);
+
+class BackwardWindowsOfShortRows : public testing::EveryKernel {};
+
+TEST_P(BackwardWindowsOfShortRows, HideAllButTheirKeysOfAFewTokens) {
+  expect_agreement_within(testing::calls_of_a_few_tokens(dtype(), [&](auto... sizes) { return shape(sizes...); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(OfAmpere, BackwardWindowsOfShortRows, testing::ampere_short_rows(), testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfLessShared, BackwardWindowsOfShortRows,
+                         testing::ampere_short_rows(testing::Family::kAmpereOfLess), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

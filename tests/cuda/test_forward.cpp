@@ -313,6 +313,7 @@ TEST_P(ForwardOfShortRows, EqualsTheReference) {
 INSTANTIATE_TEST_SUITE_P(EveryHeadDim, ForwardOfShortRows, testing::other_short_rows(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(AboveTheSecondInstance, ForwardOfShortRows, testing::wide_short_rows(),
                          testing::name_of_instance);
+INSTANTIATE_TEST_SUITE_P(OfAmpere, ForwardOfShortRows, testing::ampere_short_rows(), testing::name_of_instance);
 
 class ForwardPrecision : public testing::EveryKernel {};
 

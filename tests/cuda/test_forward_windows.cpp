@@ -22,14 +22,17 @@ ForwardResult expect_agreement_within(const Problem& problem, const Sight& sight
   return result;
 }
 
-class ForwardWindows : public testing::EveryKernel {};
-
-TEST_P(ForwardWindows, HideAllButTheirKeysOfAFewTokens) {
-  for (const testing::Call& call :
-       testing::calls_of_a_few_tokens(dtype(), [&](auto... sizes) { return shape(sizes...); })) {
+void expect_agreement_within(const std::vector<testing::Call>& calls) {
+  for (const testing::Call& call : calls) {
     SCOPED_TRACE(call.name);
     expect_agreement_within(call.problem, call.sight);
   }
+}
+
+class ForwardWindows : public testing::EveryKernel {};
+
+TEST_P(ForwardWindows, HideAllButTheirKeysOfAFewTokens) {
+  expect_agreement_within(testing::calls_of_a_few_tokens(dtype(), [&](auto... sizes) { return shape(sizes...); }));
 }
 
 // Around the sizes of blocks and tiles. Visited are the window's pairs, and those of a block at each edge of a tile.
@@ -102,6 +105,14 @@ INSTANTIATE_TEST_SUITE_P(EveryKernel, ForwardWindows, testing::hopper_instances(
 INSTANTIATE_TEST_SUITE_P(OfShortRows, ForwardWindows, testing::short_rows(Dtype::kBFloat16), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfAmpere, ForwardWindows, testing::ampere_instances(), testing::name_of_instance);
 INSTANTIATE_TEST_SUITE_P(OfFloats, ForwardWindows, testing::float_instances(), testing::name_of_instance);
+
+class ForwardWindowsOfShortRows : public testing::EveryKernel {};
+
+TEST_P(ForwardWindowsOfShortRows, HideAllButTheirKeysOfAFewTokens) {
+  expect_agreement_within(testing::calls_of_a_few_tokens(dtype(), [&](auto... sizes) { return shape(sizes...); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(OfAmpere, ForwardWindowsOfShortRows, testing::ampere_short_rows(), testing::name_of_instance);
 
 }  // namespace
 }  // namespace lethe

@@ -79,7 +79,7 @@ class Operators(unittest.TestCase):
         try:
             self.assertEqual(says(), "sm_80 kernels, not the sm_90a kernels: LETHE_KERNELS: found portable")
             for dtype in (torch.bfloat16, torch.float16):
-                for dim, value_dim in ((64, 64), (128, 128), (40, 72)):
+                for dim, value_dim in ((64, 64), (128, 128), (40, 72), (72, 72), (88, 88)):
                     with self.subTest(dtype=dtype, dim=dim):
                         self.check(problem(dtype, dim=dim, value_dim=value_dim))
                         self.check(problem(dtype, dim=dim, value_dim=value_dim), log_pruning_tolerance=-math.inf)

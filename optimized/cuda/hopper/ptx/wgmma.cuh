@@ -13,6 +13,7 @@
 #include <cuda_fp16.h>
 
 #include "optimized/cuda/hopper/ptx/barrier.cuh"
+#include "optimized/cuda/hopper/ptx/wgmma_registers.cuh"
 
 namespace lethe::ptx {
 
@@ -95,21 +96,6 @@ __device__ inline uint64_t pin_uniform(uint64_t descriptor) {
 enum class Major { kK = 0, kMN = 1 };
 
 // clang-format off
-#define LETHE_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define LETHE_D32(d, i) LETHE_D8(d, i), LETHE_D8(d, i + 8), LETHE_D8(d, i + 16), LETHE_D8(d, i + 24)
-#define LETHE_N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define LETHE_N32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define LETHE_N64 \
-  LETHE_N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define LETHE_N128 \
-  LETHE_N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-
 // `accumulate` false starts D from zero: the scale-d predicate of the instruction.
 #define LETHE_WGMMA(ELEMENT, TYPE)                                                                                              \
   template <Major kMajorA, Major kMajorB>                                                                                       \
@@ -163,12 +149,6 @@ LETHE_WGMMA(__nv_bfloat16, "bf16")
 LETHE_WGMMA(__half, "f16")
 
 #undef LETHE_WGMMA
-#undef LETHE_N128
-#undef LETHE_N64
-#undef LETHE_N32
-#undef LETHE_N16
-#undef LETHE_D32
-#undef LETHE_D8
 // clang-format on
 
 }  // namespace lethe::ptx

@@ -11,16 +11,16 @@ namespace lethe::ptx {
   template <Major kMajorA, Major kMajorB>                                                                                       \
   __device__ inline void wgmma(ELEMENT, float (&d)[4], uint64_t a, uint64_t b, bool accumulate) {                               \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8k16.f32." TYPE "." TYPE            \
-                 " {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, %8;\n}"                                                               \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                               \
+                 " {" LETHE_N4 "}, %4, %5, p, 1, 1, %7, %8;\n}"                                                                 \
+                 : LETHE_D4(d, 0)                                                                                               \
                  : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int(kMajorA)), "n"(int(kMajorB)));                                 \
   }                                                                                                                             \
   template <Major kMajorB>                                                                                                      \
   __device__ inline void wgmma(ELEMENT, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,          \
                                bool accumulate) {                                                                               \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\nwgmma.mma_async.sync.aligned.m64n8k16.f32." TYPE "." TYPE            \
-                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, %10;\n}"                                                    \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                               \
+                 " {" LETHE_N4 "}, {%4, %5, %6, %7}, %8, p, 1, 1, %10;\n}"                                                      \
+                 : LETHE_D4(d, 0)                                                                                               \
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(int(kMajorB)));                        \
   }
 

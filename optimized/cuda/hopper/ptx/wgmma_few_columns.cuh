@@ -6,11 +6,6 @@
 namespace lethe::ptx {
 
 // clang-format off
-#define LETHE_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define LETHE_N8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define LETHE_N16 LETHE_N8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define LETHE_N24 LETHE_N16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-
 #define LETHE_WGMMA_FEW_COLUMNS(ELEMENT, TYPE)                                                                                  \
   template <Major kMajorB>                                                                                                      \
   __device__ inline void wgmma(ELEMENT, float (&d)[8], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,          \
@@ -41,10 +36,6 @@ LETHE_WGMMA_FEW_COLUMNS(__nv_bfloat16, "bf16")
 LETHE_WGMMA_FEW_COLUMNS(__half, "f16")
 
 #undef LETHE_WGMMA_FEW_COLUMNS
-#undef LETHE_N24
-#undef LETHE_N16
-#undef LETHE_N8
-#undef LETHE_D8
 // clang-format on
 
 }  // namespace lethe::ptx

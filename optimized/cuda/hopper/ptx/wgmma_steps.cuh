@@ -7,20 +7,16 @@
 namespace lethe::ptx {
 
 // clang-format off
-#define LETHE_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define LETHE_N32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define LETHE_WGMMA_STEP(TYPE, ACCUMULATE)                                                                                      \
   "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" LETHE_N32 "}, a, b, " ACCUMULATE ", 1, 1, %35, %36;\n"
 #define LETHE_WGMMA_NEXT "add.s64 a, a, %37;\nadd.s64 b, b, %38;\n"
 #define LETHE_WGMMA_STEPS(ELEMENT, TYPE)                                                                                        \
   template <Major kMajorA, Major kMajorB, int kStepA, int kStepB>                                                               \
   __device__ inline void wgmma_steps(ELEMENT, float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {                        \
-    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, %32;\nmov.b64 b, %33;\n"               \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, %32;\nmov.b64 b, %33;\n"                \
                  LETHE_WGMMA_STEP(TYPE, "p") LETHE_WGMMA_NEXT LETHE_WGMMA_STEP(TYPE, "1") LETHE_WGMMA_NEXT                      \
                  LETHE_WGMMA_STEP(TYPE, "1") LETHE_WGMMA_NEXT LETHE_WGMMA_STEP(TYPE, "1") "}"                                   \
-                 : LETHE_D8(d, 0), LETHE_D8(d, 8), LETHE_D8(d, 16), LETHE_D8(d, 24)                                                                                              \
+                 : LETHE_D32(d, 0)                                                                                              \
                  : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int(kMajorA)), "n"(int(kMajorB)), "n"(kStepA), "n"(kStepB));       \
   }
 LETHE_WGMMA_STEPS(__nv_bfloat16, "bf16")
@@ -29,8 +25,6 @@ LETHE_WGMMA_STEPS(__half, "f16")
 #undef LETHE_WGMMA_STEPS
 #undef LETHE_WGMMA_NEXT
 #undef LETHE_WGMMA_STEP
-#undef LETHE_N32
-#undef LETHE_D8
 // clang-format on
 
 }  // namespace lethe::ptx

@@ -17,17 +17,27 @@ __device__ inline uint32_t tile_piece(uint32_t row, uint32_t piece) {
   return piece / 8 * kPanel + ptx::swizzled_chunk<64>(row, piece % 8);
 }
 
-/// The CTA: the tile of 64 tokens from `first`, kPanels wide; tokens past the end and columns past `columns` are zeros. `barrier` counts its bytes where
-/// the copy engine brings it, by thread 0. Of an operand whose heads are one, a stride of 0, that one.
+/// Head h of an operand; of one whose heads are one, a stride of 0, that one.
+__device__ __forceinline__ int head_of(const Operand& operand, int64_t h) {
+  return operand.head_stride ? static_cast<int>(h) : 0;
+}
+
+/// One thread: the tile of 64 tokens from `first` and kPanels · 64 columns from `column`; `barrier` counts its bytes.
+template <int kPanels>
+__device__ __forceinline__ void load_panels(char* to, const CUtensorMap& map, uint64_t* barrier, int column,
+                                            int64_t first, int64_t b, int head) {
+#pragma unroll
+  for (int i = 0; i < kPanels; ++i)
+    ptx::load_tile(to + i * kPanel, &map, barrier, column + 64 * i, head, static_cast<int>(first), static_cast<int>(b));
+}
+
+/// The CTA: the same tile of head_of(from, h); tokens past the end and columns past `columns` are zeros. By thread 0 where the copy engine brings it.
 template <int kPanels>
 __device__ void copy_tile(char* to, const CUtensorMap& map, const Operand& from, uint64_t* barrier, int column,
                           int columns, int64_t first, int64_t length, int64_t b, int64_t h) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x > 0) return;
-#pragma unroll
-  for (int i = 0; i < kPanels; ++i)
-    ptx::load_tile(to + i * kPanel, &map, barrier, column + 64 * i, from.head_stride ? static_cast<int>(h) : 0,
-                   static_cast<int>(first), static_cast<int>(b));
+  load_panels<kPanels>(to, map, barrier, column, first, b, head_of(from, h));
 #else
   const int64_t token_bytes = from.token_stride * 2;
   const char* start = static_cast<const char*>(from.data) +

@@ -102,10 +102,7 @@ struct DeltaKeyWarpgroups : DeltaKeySweep<Element, kRows, 128, kKeeps, kBack> {
         run(0, Record::kBytes, 0);
       }
       const int64_t first = (p.first_chunk + static_cast<int64_t>(chunk)) * kChunk;
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        ptx::load_tile(to + Stage::kValue + i * kPanel, &values, full(n), column + 64 * i, static_cast<int>(h),
-                       static_cast<int>(first), static_cast<int>(b));
+      load_panels<2>(to + Stage::kValue, values, full(n), column, first, b, static_cast<int>(h));
     }
     if constexpr (kBack) {
       if (lane < kTriangles)

@@ -37,12 +37,11 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
   using Gates = typename Shared::Gates;
   auto& small = call.small();
   // In uniform registers where the call divides; others have registers enough.
-  const auto head_of = [&](const Operand& of) { return of.head_stride ? call.h : 0; };
   [[maybe_unused]] int heads[4] = {};
   if constexpr (Call::kDivides) {
     const Operand* const operands[4] = {&p.query, &p.key, &p.value, &p.grad_values};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) heads[i] = ptx::in_uniform_register(head_of(*operands[i]));
+    for (int i = 0; i < 4; ++i) heads[i] = ptx::in_uniform_register(head_of(*operands[i], call.h));
   }
   ptx::RingPosition at;
   call.each_chunk([&](const auto& chunk) {
@@ -56,17 +55,14 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       ptx::mbarrier_arrive_expect(full, Shared::kStage + (kGated ? sizeof(Gates) : 0));
       if constexpr (kGated)
         ptx::load_run(&call.gates(at.index), &call.gates_in_reverse(chunk.first), sizeof(Gates), full);
-      const auto load = [&](int i, const Operand& of, char* tile, int panels) {
-        const int head = Call::kDivides ? heads[i] : head_of(of);
-#pragma unroll
-        for (int panel = 0; panel < panels; ++panel)
-          ptx::load_tile(tile + panel * kPanel, &p.maps[i], full, 64 * panel, head, static_cast<int>(chunk.first),
-                         call.b);
+      const auto load = [&]<int kPanels>(int i, const Operand& of, char* tile) {
+        load_panels<kPanels>(tile, p.maps[i], full, 0, chunk.first, call.b,
+                             Call::kDivides ? heads[i] : head_of(of, call.h));
       };
-      load(1, p.key, to + Shared::kKey, kBlocks);
-      load(0, p.query, to + Shared::kQuery, kBlocks);
-      load(2, p.value, to + Shared::kValue, 1);
-      load(3, p.grad_values, to + Shared::kGradValues, 1);
+      load.template operator()<kBlocks>(1, p.key, to + Shared::kKey);
+      load.template operator()<kBlocks>(0, p.query, to + Shared::kQuery);
+      load.template operator()<1>(2, p.value, to + Shared::kValue);
+      load.template operator()<1>(3, p.grad_values, to + Shared::kGradValues);
     }
     if constexpr (kWithColumn) {
       auto& to = call.columns().grad_normalizer[at.index];

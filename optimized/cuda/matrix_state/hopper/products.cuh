@@ -17,14 +17,11 @@ __device__ __forceinline__ Place held(Place at) {
   return {ptx::in_uniform_register(at.block), __shfl_sync(kAllLanes, at.lane, at.lane)};
 }
 
-/// One thread: the tile of 64 tokens from `first` and kPanels · 64 columns from `column`; of an operand whose heads are one, a stride of 0, that one.
+/// One thread: load_panels of head_of(from, h).
 template <int kPanels>
 __device__ __forceinline__ void load_tile_of(char* to, const CUtensorMap& map, const Operand& from, uint64_t* barrier,
                                              int column, int64_t first, int64_t b, int64_t h) {
-#pragma unroll
-  for (int i = 0; i < kPanels; ++i)
-    ptx::load_tile(to + i * kPanel, &map, barrier, column + 64 * i, from.head_stride ? static_cast<int>(h) : 0,
-                   static_cast<int>(first), static_cast<int>(b));
+  load_panels<kPanels>(to, map, barrier, column, first, b, head_of(from, h));
 }
 
 /// Bytes between two steps of 16 along the products' sum, in a tile: of rows along M or N, or along the sum.

@@ -78,34 +78,20 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
 /// A warp: d log f of every chunk, when its stage is free again and before it is filled.
 template <typename Call>
 __device__ __forceinline__ void store_gate_gradients(const Call& call) {
-  using Shared = typename Call::Shared;
   const auto& p = call.p;
-  auto& small = call.small();
-  ptx::RingPosition at;
-  int used = 0;
   int64_t first_done = -1;  // of the next chunk: segments follow each other in reverse, as their chunks do
-  const auto finish = [&] {
+  const auto begin = [&](const auto& chunk) { first_done = chunk.first; };
+  finish_chunks(call, begin, [&](const FusedCrossings& crossings, auto wait) {
     // Of tokens beyond the last that one's: where lanes branch apart around a load, no loop of the kernel has its counters in uniform registers.
     const auto is_cut_at = [&](int64_t token) {
       return is_cut(load_global(call.gate() + min(token, p.length - 1) * p.gate.token_stride));
     };
     const Cuts cuts{is_cut_at(first_done + 2 * call.lane), is_cut_at(first_done + 2 * call.lane + 1)};
-    ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
-    store_gate_gradient(call.crossings(at.index), cuts,
-                        p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
+    wait();
+    store_gate_gradient(crossings, cuts, p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
                         p.length - first_done, call.lane);
     first_done -= kChunk;
-  };
-  call.each_chunk([&](const auto& chunk) {
-    if (used == 0) first_done = chunk.first;
-    if (used >= Shared::kStages) finish();
-    arrive_warp(&small.full[at.index], call.lane);
-    ++used;
-    at.advance(Shared::kStages);
   });
-  const int left = min(used, Shared::kStages);
-  for (; used < Shared::kStages; ++used) at.advance(Shared::kStages);  // past stages that no chunk used
-  for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) finish();
 }
 
 /// A warp: key, value and gates of every chunk by time, but the last one of each segment, for S of the next chunk.

@@ -178,11 +178,7 @@ __device__ __forceinline__ void sweep_divided_outputs(const Call& call) {
 /// instructions.
 template <typename Call>
 __device__ __forceinline__ void store_divided_gate_gradients(const Call& call) {
-  using Shared = typename Call::Shared;
   const auto& p = call.p;
-  auto& small = call.small();
-  ptx::RingPosition at;
-  int used = 0;
   int64_t first_done = int64_t{kChunk} * call.order.chunk(call.piece.begin, 0);  // of the next chunk
   const float *const of_head = call.gate(), *gate[2];
   float* to[2];
@@ -192,13 +188,14 @@ __device__ __forceinline__ void store_divided_gate_gradients(const Call& call) {
     gate[i] = of_head + token * p.gate.token_stride;
     to[i] = p.grad_gate + (call.b * p.length + token) * p.heads + call.h;
   }
-  const auto finish = [&] {
+  const auto begin = [](const auto&) {};
+  finish_chunks(call, begin, [&](const FusedCrossings& crossings, auto wait) {
     const int tokens = static_cast<int>(min(p.length - first_done, int64_t{kChunk}));
     // Beyond the last token the first one's: where lanes branch apart around a load, no loop of the kernel has its counters in uniform registers.
     const auto is_cut_at = [&](int i) { return is_cut(load_global(2 * call.lane + i < tokens ? gate[i] : of_head)); };
     const Cuts cuts{is_cut_at(0), is_cut_at(1)};
-    ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);
-    const float2 both = gate_gradient<false>(call.crossings(at.index), cuts, call.lane);
+    wait();
+    const float2 both = gate_gradient<false>(crossings, cuts, call.lane);
     if (2 * call.lane < tokens) *to[0] = both.x;
     if (2 * call.lane + 1 < tokens) *to[1] = both.y;
     first_done -= kChunk;
@@ -207,16 +204,7 @@ __device__ __forceinline__ void store_divided_gate_gradients(const Call& call) {
       gate[i] -= kChunk * p.gate.token_stride;
       to[i] -= kChunk * p.heads;
     }
-  };
-  call.each_chunk([&](const auto&) {
-    if (used >= Shared::kStages) finish();
-    arrive_warp(&small.full[at.index], call.lane);
-    ++used;
-    at.advance(Shared::kStages);
   });
-  const int left = min(used, Shared::kStages);
-  for (; used < Shared::kStages; ++used) at.advance(Shared::kStages);  // past stages that no chunk used
-  for (int i = 0; i < left; ++i, at.advance(Shared::kStages)) finish();
 }
 
 }  // namespace lethe::matrix_state

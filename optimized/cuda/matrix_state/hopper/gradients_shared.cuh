@@ -193,6 +193,29 @@ struct Gradients {
   }
 };
 
+/// A warp: `begin(chunk)` of the first chunk; `finish(crossings, wait)` for every chunk, before its stage is filled again: its crossings are there after
+/// wait().
+template <typename Call, typename Begin, typename Finish>
+__device__ __forceinline__ void finish_chunks(const Call& call, Begin begin, Finish finish) {
+  constexpr int kStages = Call::Shared::kStages;
+  auto& small = call.small();
+  ptx::RingPosition at;
+  int used = 0;
+  const auto finish_one = [&] {
+    finish(call.crossings(at.index), [&] { ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1); });
+  };
+  call.each_chunk([&](const auto& chunk) {
+    if (used == 0) begin(chunk);
+    if (used >= kStages) finish_one();
+    arrive_warp(&small.full[at.index], call.lane);
+    ++used;
+    at.advance(kStages);
+  });
+  const int left = min(used, kStages);
+  for (; used < kStages; ++used) at.advance(kStages);  // past stages that no chunk used
+  for (int i = 0; i < left; ++i, at.advance(kStages)) finish_one();
+}
+
 /// The dot products of a lane's rows g and g + 8 of sums with those of a tile are added to `dot`: a lane's share.
 template <typename Element>
 __device__ __forceinline__ void add_dots(float (&dot)[2], const float (&sum)[32], const char* tile, Place at) {

@@ -21,8 +21,8 @@ std::string built_commit();
 nlohmann::json birth_certificate(const std::filesystem::path& folder, const std::string& command_line,
                                  torch::Device device = torch::kCPU);
 
-/// A GPU at this moment: name; driver; clock_mhz of its multiprocessors now, largest_clock_mhz; power_limit_watts. Read by nvidia-smi; a value that it does
-/// not report is null, and all but the name are where it is absent.
+/// A GPU at this moment: name; driver; clock_mhz of its multiprocessors now, largest_clock_mhz; power_limit_watts. Read by nvidia-smi; a value that
+/// it does not report is null, and all but the name are where it is absent.
 nlohmann::json gpu_certificate(const Gpu& gpu);
 
 /// Why a result in `folder` has no commit, in one line; empty where it has one.

@@ -34,8 +34,8 @@ struct MatrixStateForm {
   bool kept_states = false;  ///< of a backward: whether it is given the states that its forward left
 };
 
-/// Why the kernels that take 64 tokens at a time, without the delta rule, with a gate a row, with the delta rule, and with both, or those that take one
-/// token, can't run a call; "" where they can. A normaliser is two further value columns, or one that the kernels keep apart.
+/// Why the kernels that take 64 tokens at a time, without the delta rule, with a gate a row, with the delta rule, and with both, or those that take
+/// one token, can't run a call; "" where they can. A normaliser is two further value columns, or one that the kernels keep apart.
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);

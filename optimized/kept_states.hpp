@@ -7,7 +7,8 @@
 
 namespace lethe {
 
-/// Tokens of a head to which the gradients of a state of 65 to 128 rows are faster by the kernels of wgmma than by those of mma.sync, where nothing is normalised.
+/// Tokens of a head to which the gradients of a state of 65 to 128 rows are faster by the kernels of wgmma than by those of mma.sync, where nothing
+/// is normalised.
 inline constexpr int64_t kLongestOfTwoBlocks = 8192;
 
 /// Whether z·q of every token is left beside states of so many blocks of 64 rows: where the gradients' kernel divides by it.
@@ -15,16 +16,18 @@ inline bool keeps_divisors(int blocks, const MatrixStateForm& form) {
   return blocks == 1 && form.normalize && form.key_gate == MatrixStateForm::Gate::kToken;
 }
 
-/// Bytes of a chunk of 64 tokens that the delta rule's forward leaves, of a state of so many tiles of 64 rows and 64 columns: Wᵀ by blocks of 16 × 16 on and
-/// above its diagonal, units and norms of keys, S before the chunk and the residuals in 16 bits, their units, one a token and one a tile of columns.
+/// Bytes of a chunk of 64 tokens that the delta rule's forward leaves, of a state of so many tiles of 64 rows and 64 columns: Wᵀ by blocks of
+/// 16 × 16 on and above its diagonal, units and norms of keys, S before the chunk and the residuals in 16 bits, their units, one a token and one a
+/// tile of columns.
 constexpr int kept_delta_bytes(int row_tiles, int column_tiles) {
   constexpr int kTile = 64 * 64 * 2, kInverse = 10 * 16 * 16 * 2, kFloats = 64 * 4;
   return kInverse + 2 * kFloats + column_tiles * ((row_tiles + 1) * kTile + kFloats + 4);
 }
 
-/// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th token,
-/// of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32, with z·q of every token where
-/// keeps_divisors(). Of the delta rule kept_delta_bytes() a chunk, to 128 × 128. 0 where it leaves none. Int: int64_t, or a symbolic integer.
+/// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th
+/// token, of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32, with z·q of
+/// every token where keeps_divisors(). Of the delta rule kept_delta_bytes() a chunk, to 128 × 128. 0 where it leaves none. Int: int64_t, or a
+/// symbolic integer.
 template <typename Int>
 Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim, const MatrixStateForm& form,
                      Dtype dtype) {

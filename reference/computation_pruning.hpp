@@ -33,8 +33,8 @@ struct Blocks {
 /// query and its last key, and the first block that a row of blocks visits never moves back from one row to the next.
 /// A block with a pair on the diagonal is always visited, for D_ii = 0 ≥ δ.
 ///
-/// source  by weight: Adaptive Computation Pruning, Section 3 and Appendix A; by mass: ours. The paper's inline bound exp(2U − D_ij) has the wrong sign;
-///         Appendix A is right
+/// source  by weight: Adaptive Computation Pruning, Section 3 and Appendix A; by mass: ours. The paper's inline bound exp(2U − D_ij) has the wrong
+///         sign; Appendix A is right
 /// reads   log_forget [Tk], natural log, ≤ 0; queries are the last query_length positions
 namespace lethe::reference::computation_pruning {
 

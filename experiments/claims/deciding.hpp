@@ -8,11 +8,12 @@
 
 namespace lethe {
 
-/// "5 times the text": by how much the sample whose band falls with its size has to grow until √(falling²/k + staying²) gives a verdict with this mean.
+/// "5 times the text": by how much the sample whose band falls with its size has to grow until √(falling²/k + staying²) gives a verdict with this
+/// mean.
 ///
 /// reads    falling, staying: half widths; sample: what grows, "the text"
-/// returns  a text for Comparison::would_decide: "more than 1000 times …" where a thousandfold isn't enough; "more than the text alone …" where the staying band
-///          has no verdict by itself; empty where the band has a verdict already, or none of any width has one
+/// returns  a text for Comparison::would_decide: "more than 1000 times …" where a thousandfold isn't enough; "more than the text alone …" where the
+///          staying band has no verdict by itself; empty where the band has a verdict already, or none of any width has one
 inline std::string deciding_sample(const Comparison& comparison, double falling, double staying,
                                    const std::string& sample) {
   constexpr int kMost = 1000;

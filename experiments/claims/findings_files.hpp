@@ -8,8 +8,8 @@
 
 namespace lethe {
 
-/// Writes <context.results>/<claim>.{csv,json} and, where there are curves, <claim>.points.csv. The certificate has the commit of every model: one may be older
-/// than the claim, and its name is no hash of the program that trained it.
+/// Writes <context.results>/<claim>.{csv,json} and, where there are curves, <claim>.points.csv. The certificate has the commit of every model: one
+/// may be older than the claim, and its name is no hash of the program that trained it.
 ///
 /// reads  dataset: {"name", "content"}, null for a claim that reads none; key: the hash of all inputs, empty where the claim was judged from bundles;
 ///        not_run: descriptions of its runs that have no model yet

@@ -50,7 +50,8 @@ struct AskedRun {
 /// throws  std::invalid_argument for a word that selects nothing
 std::vector<AskedRun> asked_runs(const std::vector<Experiment>& selected, const Context& context);
 
-/// "" for the scale "quick", "-<scale>" for the others, and "-<name>" of a text that is not the claims' own: what follows the machine in a folder of results.
+/// "" for the scale "quick", "-<scale>" for the others, and "-<name>" of a text that is not the claims' own: what follows the machine in a folder of
+/// results.
 std::string suffix_of(const std::string& scale, const std::string& corpus);
 
 /// <results>/<machine><suffix>

@@ -20,8 +20,8 @@ struct Judged {
 /// The folder of results of these models: the GPU, or else the machine, that trained the first, and suffix_of (job.hpp).
 std::string folder_of(const std::filesystem::path& models, const std::string& scale, const std::string& corpus = "");
 
-/// Judges the claims by the rules of this program, from the artefacts below `models`, and writes the files of those that could be judged, see write_findings.
-/// A claim some of whose runs have no model yet is judged by the others: each statement by the seeds that its rows share.
+/// Judges the claims by the rules of this program, from the artefacts below `models`, and writes the files of those that could be judged, see
+/// write_findings. A claim some of whose runs have no model yet is judged by the others: each statement by the seeds that its rows share.
 /// A claim on this machine's own speed has no such measurements. The data's hash and vocabulary come from the artefacts of the claim's corpus.
 ///
 /// throws  std::runtime_error naming a damaged file

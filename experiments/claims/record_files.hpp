@@ -14,8 +14,8 @@ namespace lethe {
 ///   experiment,claim,variant,implementation,device,dtype,batch,length,heads,key_dim,value_dim,seed,metric,unit,value,stddev,samples,
 ///   commit,machine,artefact
 /// and `<base>.json`, its birth certificate: commit, dirty flag, command line, machine, compiler, Torch and library versions,
-/// time, the members of `details`, and the SHA-256 of itself, of `<base>.csv`, and of `<base>.points.csv` where it is there. A record without commit and machine
-/// has the certificate's. All are written to temporary files and renamed.
+/// time, the members of `details`, and the SHA-256 of itself, of `<base>.csv`, and of `<base>.points.csv` where it is there. A record without commit
+/// and machine has the certificate's. All are written to temporary files and renamed.
 ///
 /// throws  std::invalid_argument for a text that would need quoting; std::runtime_error naming a file that can't be written
 void write_records(const std::filesystem::path& base, const std::vector<Record>& records,

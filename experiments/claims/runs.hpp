@@ -33,8 +33,8 @@ int64_t seeds_of(const nlohmann::json& settings, const std::string& row, int64_t
 Record record_of(const Experiment& experiment, const Run& run, int64_t batch, int64_t length, const std::string& metric,
                  const std::string& unit, double value);
 
-/// Fills artefact, commit and machine of the records: of the run that a record names as its artefact, else of that which has its variant, seed and length as
-/// far as the runs differ in them, from its done.json. What no single run made keeps its columns.
+/// Fills artefact, commit and machine of the records: of the run that a record names as its artefact, else of that which has its variant, seed and
+/// length as far as the runs differ in them, from its done.json. What no single run made keeps its columns.
 void fill_origins(std::vector<Record>& records, const std::vector<Artefact>& trained);
 
 /// The loss after every step of a run's training, as points over tokens.

@@ -73,8 +73,8 @@ struct Comparison {
   /// Whether there is no verdict because the control gets the same one, or a better.
   bool control_does_as_well() const;
 
-  /// "would be decided by " and would_decide, where the band alone is why there is no verdict, and without it there would be one; that no number of runs
-  /// would, where the control does as well; else empty.
+  /// "would be decided by " and would_decide, where the band alone is why there is no verdict, and without it there would be one; that no number of
+  /// runs would, where the control does as well; else empty.
   std::string lacks() const;
 };
 void to_json(nlohmann::json& json, const Comparison& comparison);

@@ -31,8 +31,8 @@ void add_scale(CLI::App& command, std::string& scale);
 /// Adds --corpus, of the commands that can put claims on another text.
 void add_corpus(CLI::App& command, std::string& corpus);
 
-/// What claims call the corpus that was given, "" for their own: a path below the root by its way from there, whatever folder it was given from, so that
-/// other machines call it alike; another path whole.
+/// What claims call the corpus that was given, "" for their own: a path below the root by its way from there, whatever folder it was given from, so
+/// that other machines call it alike; another path whole.
 ///
 /// throws  std::invalid_argument where one of the claims trains on no text
 std::string corpus_of(const std::string& given, const std::vector<Experiment>& selected, const std::string& scale,

@@ -15,8 +15,8 @@ class RankOptions {
   /// Adds --gpus and --processes.
   void add_to(CLI::App& command);
 
-  /// Calls `work` in the world of this process; or starts the processes, which call it, and waits for them. An error of several processes ends this one
-  /// with one line.
+  /// Calls `work` in the world of this process; or starts the processes, which call it, and waits for them. An error of several processes ends this
+  /// one with one line.
   ///
   /// reads   device: of the run; --gpus makes it "cuda"
   /// throws  std::invalid_argument for options that contradict each other, the launcher or the machine; as `work` in a single process

@@ -9,8 +9,8 @@
 
 namespace lethe {
 
-/// Collects, while it lives, the time between the beginning and the end of each outermost operator, forward and backward, in all threads: on a GPU by events
-/// in the stream, gaps inside an operator included; on a CPU by the clock. One at a time.
+/// Collects, while it lives, the time between the beginning and the end of each outermost operator, forward and backward, in all threads: on a GPU by
+/// events in the stream, gaps inside an operator included; on a CPU by the clock. One at a time.
 class StepProfile {
  public:
   explicit StepProfile(c10::Device device);

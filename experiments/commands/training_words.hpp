@@ -14,7 +14,8 @@ double bits_per_byte(double loss, const Dataset& dataset, const std::string& spl
 
 /// Prints the training that is about to start: corpus, model, tokens, folder, checkpoints; on standard error.
 ///
-/// reads  folder: of the artefact; source: of a model that starts from another, its folder, else empty; limit: training_limit (training/machine_limit.hpp)
+/// reads  folder: of the artefact; source: of a model that starts from another, its folder, else empty; limit: training_limit
+///        (training/machine_limit.hpp)
 void print_opening(const Run& run, const Dataset& dataset, const std::filesystem::path& folder,
                    const std::filesystem::path& source, const TrainingLimit& limit);
 

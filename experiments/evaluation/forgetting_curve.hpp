@@ -82,8 +82,8 @@ using Guesses = std::function<torch::Tensor(const torch::Tensor& tokens, const t
 
 /// The forgetting curve of a model: the accuracy of copying, [s] S [s] S, beside that of the same targets after irrelevant text, [s] I [s] S,
 /// with a separator s. The given tokens are the correct ones (teacher forcing), a guess is the most probable token, and the last ⌈L/2⌉
-/// tokens of the second S count. S begins anywhere in its source; I begins anywhere in its source where it has no token of S. A repeat is the mean over
-/// as many S as `targets` needs.
+/// tokens of the second S count. S begins anywhere in its source; I begins anywhere in its source where it has no token of S. A repeat is the mean
+/// over as many S as `targets` needs.
 ///
 /// source   Liu 2024, "Forgetting Curve", Sections 3 and 4. Its program takes the end of the corpus as every I, and lengths from 8 on
 /// returns  a point for each length; a length is not measurable where its source is too short (3L tokens for S and I of one split, else L), and

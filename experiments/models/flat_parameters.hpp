@@ -59,8 +59,8 @@ class Product {
   std::shared_ptr<Entry> entry_;
 };
 
-/// All parameters of a model, each a view of `master`: the matrices of each Product adjacent, then the other matrices, then vectors. Every Product starts at
-/// a multiple of 64 entries. On CUDA its rows are filled up to a multiple of 64 with zeros, whose gradient is zero: cuBLAS has
+/// All parameters of a model, each a view of `master`: the matrices of each Product adjacent, then the other matrices, then vectors. Every Product
+/// starts at a multiple of 64 entries. On CUDA its rows are filled up to a multiple of 64 with zeros, whose gradient is zero: cuBLAS has
 /// slower kernels for other widths.
 struct FlatParameters {
   static constexpr int64_t kAlignment = 64;  ///< entries; of the buffers' length too

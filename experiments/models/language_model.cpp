@@ -24,7 +24,8 @@ torch::Dtype dtype_named(const std::string& name) {
 }
 
 struct LanguageModelImpl::Parts {
-  // One pre-norm block: r + mixer(norm r), then r + mlp(norm r) where there is an MLP, for a residual stream r. Each addition is part of the norm that follows it.
+  // One pre-norm block: r + mixer(norm r), then r + mlp(norm r) where there is an MLP, for a residual stream r. Each addition is part of the norm
+  // that follows it.
   struct Block {
     Block(const Weights& weights, const ModelConfig& config, const MixerConfig& of_layer)
         : attention_norm(weights.parameter("attn_norm.weight", {config.width}, constant(1))),

@@ -51,8 +51,8 @@ class LanguageModelImpl : public torch::nn::Module {
   ///
   /// reads    tokens, labels [B,T] int64; labels are already shifted: labels_t is the target of tokens_≤t
   /// returns  [B,T] float32 (float64 where that is the compute dtype); differentiable
-  ///          cu_seqlens [N+1] int64 on the model's device: packed sequences in the rows of `tokens`, one row after the other, each as if it were alone;
-  ///          the first token of each, rows' starts among them, then B·T
+  ///          cu_seqlens [N+1] int64 on the model's device: packed sequences in the rows of `tokens`, one row after the other, each as if it were
+  ///          alone; the first token of each, rows' starts among them, then B·T
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& labels, const torch::Tensor& cu_seqlens = {});
 
   /// Losses and hits of the positions whose label is not negative: the hidden states of the others reach no head.

@@ -68,7 +68,8 @@ nlohmann::json json_of(const Trainer::Extremes& extremes) {
   return {{"largest_state", extremes.state}, {"largest_value", extremes.value}};
 }
 
-// Steps until the end; checkpoints are written in another thread. Of several ranks the first reads clock and signals, and sends its decision with the next step.
+// Steps until the end; checkpoints are written in another thread. Of several ranks the first reads clock and signals, and sends its decision with the
+// next step.
 class Training {
  public:
   // reads  log, progress: absent on all ranks but the first

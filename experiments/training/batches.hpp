@@ -22,9 +22,9 @@ struct BatchShare {
   int64_t micro_sequences(const TrainingConfig& config) const;
 };
 
-/// The micro-batches of step first_step, then those of the next step, and so on without end: Dataset::training_batch of their positions, so that their
-/// order and contents depend on nothing else. A thread cuts at most two ahead; for a GPU it cuts into pinned memory, from which next() starts a copy
-/// without waiting for it.
+/// The micro-batches of step first_step, then those of the next step, and so on without end: Dataset::training_batch of their positions, so that
+/// their order and contents depend on nothing else. A thread cuts at most two ahead; for a GPU it cuts into pinned memory, from which next() starts a
+/// copy without waiting for it.
 ///
 /// reads    share: the part of each step's sequences; dataset, which outlives this object; of the configuration: batch_tokens, micro_batch_tokens,
 ///          context_length, seed, repeats, packs_documents, after check()

@@ -12,15 +12,15 @@ namespace lethe {
 /// The flat buffers cut into buckets of equal length. A bucket's sum starts in the backward pass, as soon as its last product has added its gradient;
 /// gradients of other parameters follow at the end.
 ///
-/// With shards (ZeRO-1) a rank has the sum of its own 1/size of every bucket alone, and the optimizer's moments of those; it updates their weights, and
-/// all ranks gather the weights.
+/// With shards (ZeRO-1) a rank has the sum of its own 1/size of every bucket alone, and the optimizer's moments of those; it updates their weights,
+/// and all ranks gather the weights.
 ///
 /// source  Rajbhandari et al. 2020, Section 5.1 (P_os, with the gradients reduced to their owners)
 /// cost    2·(1 − 1/size) · 4 bytes a parameter and rank, in either form
 class GradientExchange {
  public:
-  /// reads  parameters flattened with gradients, and where sharded in a multiple of world.size() parts; entries: least length of a bucket, 0: 32 MiB, or
-  ///        a sixteenth of the buffers where that is less
+  /// reads  parameters flattened with gradients, and where sharded in a multiple of world.size() parts; entries: least length of a bucket, 0: 32 MiB,
+  ///        or a sixteenth of the buffers where that is less
   GradientExchange(FlatParameters& parameters, World& world, bool is_sharded, int64_t entries = 0);
   ~GradientExchange();
   GradientExchange(const GradientExchange&) = delete;

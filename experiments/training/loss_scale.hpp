@@ -5,8 +5,8 @@
 
 namespace lethe {
 
-/// A power of two by which a step's loss is multiplied and its gradient divided, so that float16 holds the gradients of activations. A step whose gradient
-/// is not finite is taken again at half the scale; after kKept steps without one the scale doubles.
+/// A power of two by which a step's loss is multiplied and its gradient divided, so that float16 holds the gradients of activations. A step whose
+/// gradient is not finite is taken again at half the scale; after kKept steps without one the scale doubles.
 ///
 /// source  Micikevicius 2018, "Mixed Precision Training", Section 3.2, but that no batch is left out
 class LossScale {

@@ -20,8 +20,8 @@ class AdamW {
   /// reads  exchange: the ranks' sum of the gradient, which also determines the weights that this rank updates; absent: all
   AdamW(FlatParameters& parameters, const TrainingConfig& config, const GradientExchange* exchange = nullptr);
 
-  /// One update from the flat gradient, which has no defined value afterwards; all ranks then have the same weights. Where loss or norm is not finite,
-  /// parameters, moments and the count of steps stay as they are.
+  /// One update from the flat gradient, which has no defined value afterwards; all ranks then have the same weights. Where loss or norm is not
+  /// finite, parameters, moments and the count of steps stay as they are.
   ///
   /// reads    the batch's loss, a scalar on the device; gradient_scale: the flat gradient's factor, a power of two
   /// returns  the gradient's norm before clipping, without its factor: a float64 scalar on the device

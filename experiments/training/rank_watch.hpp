@@ -16,8 +16,8 @@
 
 namespace lethe {
 
-/// Every rank publishes a counter of its life and of its operations twice a second. The first failure is posted, and a thread of every rank looks for one:
-/// a process that waits for a GPU cannot.
+/// Every rank publishes a counter of its life and of its operations twice a second. The first failure is posted, and a thread of every rank looks for
+/// one: a process that waits for a GPU cannot.
 class RankWatch {
  public:
   /// Waits until all ranks are there.

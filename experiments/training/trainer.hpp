@@ -27,9 +27,9 @@ struct StepFigures {
 
 /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW. The host waits for nothing.
 ///
-/// reads  model, flattened with gradients; micro_batch(i): micro-batches 0 … micro_batches − 1, of equal size, on the model's device; exchange: of the
-///        optimizer, where each of several ranks has its own micro-batches; request: a number of the first rank, which all ranks receive; 0 on the others;
-///        loss_scale: as AdamW::step's gradient_scale
+/// reads  model, flattened with gradients; micro_batch(i): micro-batches 0 … micro_batches − 1, of equal size, on the model's device; exchange: of
+///        the optimizer, where each of several ranks has its own micro-batches; request: a number of the first rank, which all ranks receive; 0 on
+///        the others; loss_scale: as AdamW::step's gradient_scale
 StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_rate, int64_t micro_batches,
                       const std::function<Dataset::Batch(int64_t)>& micro_batch, GradientExchange* exchange = nullptr,
                       int64_t request = 0, double loss_scale = 1);
@@ -37,8 +37,8 @@ StepFigures take_step(LanguageModel& model, AdamW& optimizer, double learning_ra
 /// Takes optimizer steps one by one. Its whole state is the weights, the optimizer's moments, the loss's scale and the number of steps done:
 /// the batches are a function of that number, so a checkpoint is enough to continue bit-identically.
 ///
-/// Each of several ranks computes the gradient of its share of every batch's sequences. All have the same weights; their number changes the order of sums
-/// alone, and a checkpoint goes on at another number. All functions that change its state or a file are called on every rank.
+/// Each of several ranks computes the gradient of its share of every batch's sequences. All have the same weights; their number changes the order of
+/// sums alone, and a checkpoint goes on at another number. All functions that change its state or a file are called on every rank.
 class Trainer {
  public:
   /// Starts a training of `run` at step 0.
@@ -56,8 +56,8 @@ class Trainer {
     int64_t request;       ///< of the first rank
   };
 
-  /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW; once more at half the loss's scale where that has one and the
-  /// gradient is not finite.
+  /// One step: the gradient of one batch, micro-batch by micro-batch, clipped, then AdamW; once more at half the loss's scale where that has one and
+  /// the gradient is not finite.
   ///
   /// reads   request: a small number of the first rank, which all ranks receive; the others' is not read
   /// throws  NotFinite where loss, gradient or activations are not finite; the weights are then those before the step

@@ -104,8 +104,8 @@ std::string artefact_name(const Run& run, const std::string& data_hash);
 ///                  at the end of every tenth validation_loss, over a part of the split (validation.hpp)
 ///   checkpoint.pt  model and optimizer, under their SHA-256, with steps done, identity and the place in log.jsonl;
 ///                  checkpoint.previous.pt is the one before it
-///   done.json      written last, with its SHA-256: final losses, wall time, processes, threads, data hash, identity, hashes of log.jsonl and the weights;
-///                  machine, commit and versions; diverged: the reason for an early end of the training, or null
+///   done.json      written last, with its SHA-256: final losses, wall time, processes, threads, data hash, identity, hashes of log.jsonl and the
+///                  weights; machine, commit and versions; diverged: the reason for an early end of the training, or null
 ///   failed.json    the error that ended the training, with its SHA-256; absent while it goes on, and after a signal
 ///   measured/      a file a measurement: see Study::measured (claims/claim.hpp)
 ///   lock           held during training, with the number of the process

@@ -31,8 +31,8 @@ constexpr Scalar inverse_factorial(int n) {
   return static_cast<Scalar>(1.0 / factorial);
 }
 
-// e^x of a number or a vector of numbers for x ≤ 0 and not much above, by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial; NaN stays NaN. At
-// kLowest and below, where the result would be subnormal, which costs a hundred times more to compute with, it is 0: the bits of 2^n are then 0.
+// e^x of a number or a vector of numbers for x ≤ 0 and not much above, by e^x = 2^n e^r with |r| ≤ ln 2 / 2 and Taylor's polynomial; NaN stays NaN.
+// At kLowest and below, where the result would be subnormal, which costs a hundred times more to compute with, it is 0: the bits of 2^n are then 0.
 template <typename Scalar, typename Value, typename Bits>
 inline __attribute__((always_inline)) Value exponential_of(Value x) {
   using F = Format<Scalar>;

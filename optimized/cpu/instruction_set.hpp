@@ -15,7 +15,8 @@ const Table& choose(const Table& baseline, const Table& avx2, const Table& avx51
   return capability == "AVX512" ? avx512 : capability == "AVX2" ? avx2 : baseline;
 }
 
-/// In namespace lethe::cpu: `const Table& name()`, the choice among the objects `name` that a kernel file defines in the namespace of each compilation.
+/// In namespace lethe::cpu: `const Table& name()`, the choice among the objects `name` that a kernel file defines in the namespace of each
+/// compilation.
 #ifdef LETHE_X86_KERNELS
 #define LETHE_CHOICE(Table, name) \
   namespace baseline {            \

@@ -66,8 +66,8 @@ void for_each_seen_part(int64_t rows, int64_t columns, int64_t diagonal, const R
   }
 }
 
-/// The same pairs in parts for products that add up over rows: the columns before the diagonal, then strips of columns beside it, each from the first row
-/// that sees one of them on.
+/// The same pairs in parts for products that add up over rows: the columns before the diagonal, then strips of columns beside it, each from the first
+/// row that sees one of them on.
 template <typename Run>
 void for_each_seen_part_by_columns(int64_t rows, int64_t columns, int64_t diagonal, const Run& run) {
   const int64_t before = std::min(std::max<int64_t>(diagonal, 0), columns);

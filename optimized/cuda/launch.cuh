@@ -30,9 +30,9 @@ inline int heads_in_cache(int64_t head_bytes, int64_t heads) {
   return static_cast<int>(std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, heads));
 }
 
-/// Launches a kernel that may start before the previous one of the stream has ended, where the device can. The kernel calls wait_for_previous_kernel()
-/// before it reads data that one writes or writes data that one touches, and in any case one of its CTAs does before it ends: the next kernel waits for this one
-/// alone.
+/// Launches a kernel that may start before the previous one of the stream has ended, where the device can. The kernel calls
+/// wait_for_previous_kernel() before it reads data that one writes or writes data that one touches, and in any case one of its CTAs does before it
+/// ends: the next kernel waits for this one alone.
 template <typename... Parameters>
 void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
                         const Parameters&... arguments) {
@@ -57,8 +57,8 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-/// The same at the end of a kernel that reads and writes nothing of the previous one's: its last CTA alone waits, with which it ends. The others leave
-/// their places on the multiprocessors to the CTAs that come after them.
+/// The same at the end of a kernel that reads and writes nothing of the previous one's: its last CTA alone waits, with which it ends. The others
+/// leave their places on the multiprocessors to the CTAs that come after them.
 __device__ inline void end_after_previous_kernel() {
   if (blockIdx.x + 1 == gridDim.x) wait_for_previous_kernel();
 }

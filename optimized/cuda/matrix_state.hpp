@@ -1,8 +1,9 @@
 #pragma once
-// The matrix state operators on CUDA: the arguments of a call, and the kernel families that run it (matrix_state/families.cpp). Raw device pointers, no
-// Torch.
+// The matrix state operators on CUDA: the arguments of a call, and the kernel families that run it (matrix_state/families.cpp). Raw device pointers,
+// no Torch.
 //
-// Shapes: batch B, key_length T, heads H, key_dim K, value_dim V. Everything below runs on the given stream, allocates nothing and never synchronises.
+// Shapes: batch B, key_length T, heads H, key_dim K, value_dim V. Everything below runs on the given stream, allocates nothing and never
+// synchronises.
 
 #include <cuda_runtime_api.h>
 

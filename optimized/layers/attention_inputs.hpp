@@ -22,7 +22,8 @@ struct QuerySums {
 /// where R_t rotates (y_i, y_{i+D/2}) by the angle of token t; each of shift, norm and rotation may be absent. Backward, from g = ∂loss/∂y and with
 /// e = w ∘ R_tᵀ g:
 ///
-///   dx = rstd (e − n · mean_D(n ∘ e)),  dw = Σ n ∘ R_tᵀ g,  du_t = (1 − α_t) dx_t + α_{t+1} dx_{t+1},  dshift_t = α_t (1 − α_t) Σ_D dx_t ∘ (u_{t−1} − u_t)
+///   dx = rstd (e − n · mean_D(n ∘ e)),  dw = Σ n ∘ R_tᵀ g,  du_t = (1 − α_t) dx_t + α_{t+1} dx_{t+1},
+///   dshift_t = α_t (1 − α_t) Σ_D dx_t ∘ (u_{t−1} − u_t)
 ///
 /// "Wide" is float32, or float64 for float64.
 struct HeadRows {

@@ -1,7 +1,8 @@
-// A kernel family's calls with rows and columns in multiples of eight, and the normaliser as columns of the state where the kernels don't compute it apart.
+// A kernel family's calls with rows and columns in multiples of eight, and the normaliser as columns of the state where the kernels don't compute it
+// apart.
 //
-// There a normalised call reads [Sᵀq, z·q] in float, z being the state of a value of ones, and divides. Its backward has the gradients of both, in 16 bits; that
-// of z·q, a small difference of large numbers where values have a large mean, in two parts by two columns of ones.
+// There a normalised call reads [Sᵀq, z·q] in float, z being the state of a value of ones, and divides. Its backward has the gradients of both, in
+// 16 bits; that of z·q, a small difference of large numbers where values have a large mean, in two parts by two columns of ones.
 #include "optimized/torch/cuda_matrix_state.hpp"
 
 #include <ATen/cuda/CUDAContext.h>
@@ -153,8 +154,8 @@ struct Prepared {
   }
 };
 
-// ∂loss/∂[Sᵀq, z·q, z·q] times `unit` in the values' dtype: the second column of z·q has what the first lost. That of z·q is of the rounded ones, since
-// pairs add up their difference.
+// ∂loss/∂[Sᵀq, z·q, z·q] times `unit` in the values' dtype: the second column of z·q has what the first lost. That of z·q is of the rounded ones,
+// since pairs add up their difference.
 Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, int64_t value_dim, double unit) {
   const at::ScalarType dtype = grad_values.scalar_type();
   const Tensor denominator = read.narrow(3, value_dim, 1), numerator = read.narrow(3, 0, value_dim);

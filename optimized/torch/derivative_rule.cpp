@@ -78,7 +78,8 @@ Pair::Pair(const c10::OperatorHandle& forward)
 
 at::Tensor tensor_or_undefined(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
 
-// Calls the backward operator on gradients (undefined: none where optional, else zero) and saved values: tensors and constants in the order of its arguments.
+// Calls the backward operator on gradients (undefined: none where optional, else zero) and saved values: tensors and constants in the order of its
+// arguments.
 variable_list call_backward(const Pair& pair, const variable_list& gradients, const std::vector<VariableInfo>& outputs,
                             const variable_list& tensors, c10::ArrayRef<c10::IValue> constants) {
   if (std::none_of(gradients.begin(), gradients.end(), [](const at::Tensor& g) { return g.defined(); }))

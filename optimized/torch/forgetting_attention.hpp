@@ -17,7 +17,8 @@ namespace lethe {
 ///   a block of queries × keys is skipped where Σ_j exp(D_ij) over the keys up to its last is below exp(−2U + log ε) for every query (by mass),
 ///   or, by weight, where every D_ij < −2U − log T + log ε; and, with or without pruning, where every D_ij = −∞
 ///
-/// source   Forgetting Transformer, Eq. 11–13; Adaptive Computation Pruning, Eq. 3 and Appendix A (by weight); reference/computation_pruning.hpp (by mass)
+/// source   Forgetting Transformer, Eq. 11–13; Adaptive Computation Pruning, Eq. 3 and Appendix A (by weight); reference/computation_pruning.hpp
+///          (by mass)
 /// reduces  log_forget = 0 → softmax attention; log_forget = −m_h → ALiBi with slope m_h
 /// reads    query [B,Tq,Hq,D]; key [B,Tk,H,D]; value [B,Tk,H,Dv], Hq a multiple of H; all of one dtype of float64, float32,
 ///          bfloat16, float16. log_forget [B,Tk,Hq], natural log, ≤ 0, −inf allowed, float32, or float64 for float64 inputs.

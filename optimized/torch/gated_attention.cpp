@@ -129,7 +129,8 @@ struct GatedAttentionNode : torch::autograd::Function<GatedAttentionNode> {
     constants->implementation = &implementation_for(call);
     AttentionOutputs out = attention_forward(in, log_forget, constants->scale, call);
     Tensor y = gated_output(out.values, call.output_gate, call.output_norm, call.output_epsilon);
-    // Without gate and norm y is attention's values: a view that autograd does not follow, and the saved tensor itself, so that its version is checked.
+    // Without gate and norm y is attention's values: a view that autograd does not follow, and the saved tensor itself, so that its version is
+    // checked.
     if (!handover.delta) y = out.values = at::_unsafe_view(out.values, y.sizes());
 
     Saved saved{call.products, in.query, in.key, in.value, log_forget, out, call.output_gate, call.output_norm};

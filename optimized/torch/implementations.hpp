@@ -34,8 +34,8 @@ struct Call {
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value);
 Call call_of(const MatrixStateInputs& inputs);
 
-/// Whether the row that runs a call on its tensors' device leaves states for its backward, and their bytes a head (kept_state_bytes in kept_states.hpp). Works on
-/// symbolic shapes, and before the arguments are checked.
+/// Whether the row that runs a call on its tensors' device leaves states for its backward, and their bytes a head
+/// (kept_state_bytes in kept_states.hpp). Works on symbolic shapes, and before the arguments are checked.
 bool leaves_states(const MatrixStateInputs& inputs);
 c10::SymInt kept_state_bytes(const MatrixStateInputs& inputs);
 

@@ -16,7 +16,8 @@ namespace lethe {
 ///   sum = residual + branch,  normed_n = sum_n · rstd_n · w,  rstd_n = (mean_d sum_nd² + ε)^(−1/2)
 ///
 /// source   FoX Eq. 16, 18 and 24
-/// reads    residual [..., d], float32 (float64), or the 16-bit dtype of the branch; branch [..., d] in `dtype`, absent: 0; weight [d] float32 (float64)
+/// reads    residual [..., d], float32 (float64), or the 16-bit dtype of the branch; branch [..., d] in `dtype`, absent: 0; weight [d] float32
+///          (float64)
 /// returns  normed [..., d] in `dtype`; sum [..., d] in the dtype of residual, which is residual itself where there is no branch; normed is of the
 ///          rounded sum
 /// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
@@ -59,8 +60,8 @@ at::Tensor scaled_heads(const at::Tensor& x, const at::Tensor& scale);
 /// reads    o [B,T,H,D], copied where it is not contiguous; x, gate [B,T,H·D] in its dtype; skip [H] float32 (float64)
 /// returns  [B,T,H·D] in the dtype of o
 /// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
-/// cost     one read and one write of each array; backward reads o, x and gate again, and a float32 partial sum of skip's gradient a block. On the CPU a
-///          few of Torch's operations
+/// cost     one read and one write of each array; backward reads o, x and gate again, and a float32 partial sum of skip's gradient a block. On the
+///          CPU a few of Torch's operations
 at::Tensor gated_skip(const at::Tensor& o, const at::Tensor& x, const at::Tensor& skip, const at::Tensor& gate);
 
 /// A causal convolution of every channel with a few weights of its own, and SiLU where wanted:
@@ -68,12 +69,12 @@ at::Tensor gated_skip(const at::Tensor& o, const at::Tensor& x, const at::Tensor
 ///   u_tc = b_c + Σ_{i<W} w_ci x_{t−W+1+i,c},  values = u, or silu(u)
 ///
 /// source   Dao & Gu 2024, "Mamba-2", Section 7; the short convolution of DeltaNet and Gated DeltaNet
-/// reads    x [B,T,C]; weight [C,W] float32 (float64), W 2 … 4, the newest token's last; bias [C] in its dtype, absent: 0; state [B,W−1,C] in the dtype of
-///          x, the tokens before the first, absent: 0. The state for the tokens to come is the last W−1 tokens of state and x
+/// reads    x [B,T,C]; weight [C,W] float32 (float64), W 2 … 4, the newest token's last; bias [C] in its dtype, absent: 0; state [B,W−1,C] in the
+///          dtype of x, the tokens before the first, absent: 0. The state for the tokens to come is the last W−1 tokens of state and x
 /// returns  values [B,T,C] in the dtype of x
 /// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
-/// cost     one read and one write of each array, W·B·T·C multiply-adds; saves its arguments for the backward and nothing else. That computes u again;
-///          gradients of weight and bias are partial sums of fixed ranges of tokens, added in one fixed order
+/// cost     one read and one write of each array, W·B·T·C multiply-adds; saves its arguments for the backward and nothing else. That computes u
+///          again; gradients of weight and bias are partial sums of fixed ranges of tokens, added in one fixed order
 at::Tensor short_convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                              const std::optional<at::Tensor>& state, bool silu);
 

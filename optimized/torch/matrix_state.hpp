@@ -28,26 +28,27 @@ namespace lethe {
 /// returns  values [B,T,H,V], dtype of query; state after the last token, as the given one.
 ///          normalize divides by z·q as it is: where it is 0, values are NaN or infinite
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
-/// cost     O(B·H·T·K·V), forward and backward. Saves its inputs for the backward; where that is recorded, on compute capability 9.0, with 16-bit inputs to
-///          128 × 64 of more than 512 tokens (above 64 rows 256, and without normalize to 8192), no gate or one a token, and 2⁻³² ≤ |scale| ≤ 2³², also the
-///          state before every 64th token in 16 bits: 128 bytes a token and head (above 64 rows 256), with normalize 4 (8) more and, with a gate a token
-///          to 64 rows, 4 for z·q; float16 ¼ (½). At
-///          8 × 4096 × 24 of 64 × 64 they are 96 MiB beside q, k and v of 288 MiB. Other calls save nothing else. On the CPU the backward's own memory
-///          is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
+/// cost     O(B·H·T·K·V), forward and backward. Saves its inputs for the backward; where that is recorded, on compute capability 9.0, with 16-bit
+///          inputs to 128 × 64 of more than 512 tokens (above 64 rows 256, and without normalize to 8192), no gate or one a token, and
+///          2⁻³² ≤ |scale| ≤ 2³², also the state before every 64th token in 16 bits: 128 bytes a token and head (above 64 rows 256), with normalize
+///          4 (8) more and, with a gate a token to 64 rows, 4 for z·q; float16 ¼ (½). At
+///          8 × 4096 × 24 of 64 × 64 they are 96 MiB beside q, k and v of 288 MiB. Other calls save nothing else. On the CPU the backward's own
+///          memory is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
 ///          with normalize O(T·V) in float64. A GPU's backward keeps the state of every 64th token,
-///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0 to 128 × 64 the saved ones or of every 512th (above 64 rows 256th; with
-///          normalize 2·T·V bytes a head besides, but where z·q is saved), and a few float32 numbers a token and row or column
+///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0 to 128 × 64 the saved ones or of every 512th
+///          (above 64 rows 256th; with normalize 2·T·V bytes a head besides, but where z·q is saved), and a few float32 numbers a token and row or
+///          column
 /// numerics on the CPU gates are e^log, states and sums float64 whatever the inputs, rounded once. A gate of 0 (−∞, or below −708)
 ///          erases its row or column of the state even where that is NaN or ∞, and ends the gradient from later tokens, with a gradient of 0
 ///          itself: the tokens from there on have the values and gradients of a state that held zeros. On other devices 0·∞ is NaN.
-///          On a GPU, states and sums are float32 (float64 for float64). bfloat16 and float16 multiply on tensor cores where the key gate is absent, one
-///          a token or (to 128 × 128) one a row, perhaps with a value gate: the state, the weights of pairs and what gates of rows and columns multiply
-///          are rounded to 16 bits for a product. Under normalize, without a first state, dq of 1100 tokens then has an error of some 3 % (bfloat16;
-///          float16 0.4 %) for each standard deviation that the values' mean is away from 0; a float16 backward without saved z·q holds ∂o / z·q times 2^k in float16,
-///          k = clamp(⌊log₂ T⌋ − 11, 0, 6), and is for |∂o / z·q| < 65504 / 2^k: 65504 to 4095 tokens, 2047 of 65536. All else runs token by token
-///          in float32 up to 128 × 128, and beyond in float64. Equal calls give equal bits, whatever the batch, and no output depends on a later token;
-///          a gradient may in one way: with saved states and a gate a token, a token that is NaN or whose products are infinite may leave those up to 63
-///          before it, not beyond a gate of 0, gradients that are NaN
+///          On a GPU, states and sums are float32 (float64 for float64). bfloat16 and float16 multiply on tensor cores where the key gate is absent,
+///          one a token or (to 128 × 128) one a row, perhaps with a value gate: the state, the weights of pairs and what gates of rows and columns
+///          multiply are rounded to 16 bits for a product. Under normalize, without a first state, dq of 1100 tokens then has an error of some 3 %
+///          (bfloat16; float16 0.4 %) for each standard deviation that the values' mean is away from 0; a float16 backward without saved z·q holds
+///          ∂o / z·q times 2^k in float16, k = clamp(⌊log₂ T⌋ − 11, 0, 6), and is for |∂o / z·q| < 65504 / 2^k: 65504 to 4095 tokens, 2047 of 65536.
+///          All else runs token by token in float32 up to 128 × 128, and beyond in float64. Equal calls give equal bits, whatever the batch, and no
+///          output depends on a later token; a gradient may in one way: with saved states and a gate a token, a token that is NaN or whose products
+///          are infinite may leave those up to 63 before it, not beyond a gate of 0, gradients that are NaN
 std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& log_value_gate = std::nullopt,
@@ -67,12 +68,14 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
 /// reads    as gated_state; beta = β [B,T,H], ≥ 0, float32 or float64 as the gates, or query's dtype. The recurrence is stable for β|k|² in [0, 2]
 /// returns  values [B,T,H,V], dtype of query; state [B,H,K,V] after the last token
 /// throws   as gated_state
-/// cost     as gated_state. Where a derivative is recorded, on compute capability 9.0, with 16-bit inputs to 128 × 128 of more than 64 tokens, no gate or one a
-///          token, and that scale, saves beside its inputs the state before every 64th token, what the tokens' values differ from, and the inverses of
-///          chunks, in 16 bits: to 64 × 64 348 bytes a token and head, at 128 × 128 864. At 8 × 4096 × 24 of 64 × 64 they are 261 MiB beside q, k and v of
-///          288 MiB. Other calls save their inputs alone. On compute capability 9.0 a call needs 5.9 KB for each 64 tokens of a head meanwhile. With a gate a row, on tensor cores, a backward has
-///          up to 106 KB for each 64 tokens instead, and a forward up to 71 KB for those of two windows (optimized/cuda/README.md)
-/// numerics as gated_state; but where a derivative is recorded as above, another kernel has the values: equal calls have equal bits among those that record one
+/// cost     as gated_state. Where a derivative is recorded, on compute capability 9.0, with 16-bit inputs to 128 × 128 of more than 64 tokens, no
+///          gate or one a token, and that scale, saves beside its inputs the state before every 64th token, what the tokens' values differ from, and
+///          the inverses of chunks, in 16 bits: to 64 × 64 348 bytes a token and head, at 128 × 128 864. At 8 × 4096 × 24 of 64 × 64 they are 261 MiB
+///          beside q, k and v of 288 MiB. Other calls save their inputs alone. On compute capability 9.0 a call needs 5.9 KB for each 64 tokens of a
+///          head meanwhile. With a gate a row, on tensor cores, a backward has up to 106 KB for each 64 tokens instead, and a forward up to 71 KB for
+///          those of two windows (optimized/cuda/README.md)
+/// numerics as gated_state; but where a derivative is recorded as above, another kernel has the values: equal calls have equal bits among those that
+/// record one
 ///          and among those that don't, and gradients have the same bits whether or not anything was saved
 std::tuple<at::Tensor, at::Tensor> delta_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const at::Tensor& beta,

@@ -13,8 +13,8 @@ namespace lethe {
 ///
 /// The first call of each (shapes, layouts, alignments, dtypes, whether it adds) times cuBLASLt's candidates on its operands, beside ATen's default.
 /// That call and later ones run the fastest candidate where it needs less than 1 − margin of the default's time. Else they run ATen's default, and so
-/// they do where cuBLASLt refuses, on a CPU, in 32 and 64 bits, below 1 GFLOP, without alignment to 16 bytes, and while a graph is captured before the
-/// product was measured.
+/// they do where cuBLASLt refuses, on a CPU, in 32 and 64 bits, below 1 GFLOP, without alignment to 16 bytes, and while a graph is captured before
+/// the product was measured.
 ///
 /// cost     of a first call some 70 runs of the product, and for a sum the memory of one more; the host waits for the device
 /// numerics sums in float32, also those of parts (split-K). A timing decides their order: two processes may differ by rounding.

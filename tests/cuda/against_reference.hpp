@@ -1,6 +1,6 @@
 #pragma once
-// Results of the kernels against the definition in double, per head; and that definition by products of matrices, which takes a third of the reference's
-// time (PrecisionOracle holds one against the other).
+// Results of the kernels against the definition in double, per head; and that definition by products of matrices, which takes a third of the
+// reference's time (PrecisionOracle holds one against the other).
 
 #include <algorithm>
 #include <array>
@@ -166,10 +166,10 @@ inline std::vector<Part> parts_of_group(const BackwardResult& result, const Shap
 }
 
 /// The share of the allowed error that the worst head uses, for query, key, value, log_forget, of each result. Allowed is the budget. With fewer than
-/// 64 keys, or in a window of fewer, a gradient may be the sum of a few small differences, which 16-bit P and dS degrade: there twice the error of that
-/// storage alone is allowed where it is more, since its rounding errors differ from the kernel's. Gradients that vanish in exact arithmetic have no
-/// relative error, and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten steps of a float of that size;
-/// so does a tenth in float32.
+/// 64 keys, or in a window of fewer, a gradient may be the sum of a few small differences, which 16-bit P and dS degrade: there twice the error of
+/// that storage alone is allowed where it is more, since its rounding errors differ from the kernel's. Gradients that vanish in exact arithmetic have
+/// no relative error, and are measured against a thousandth of one head's ‖dO‖. In float16 that allows 10⁻⁶ ‖dO‖, some ten steps of a float of that
+/// size; so does a tenth in float32.
 using Shares = std::array<double, 4>;
 
 inline std::vector<Shares> shares_of(const Problem& problem, const std::vector<double>& grad_values,

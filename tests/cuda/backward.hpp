@@ -31,7 +31,8 @@ inline void expect_same_gradients(const BackwardResult& actual, const BackwardRe
   EXPECT_EQ(actual.log_forget, expected.log_forget);
 }
 
-/// A gradient [B, T, heads, D] as columns of a wider array: tokens and sequences lie further apart than they are long, heads by columns_between_heads.
+/// A gradient [B, T, heads, D] as columns of a wider array: tokens and sequences lie further apart than they are long, heads by
+/// columns_between_heads.
 template <typename Element>
 class GradientColumns {
  public:

@@ -22,8 +22,8 @@ inline void require(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// Whether there is a Hopper GPU or, for the kernels of every GPU, one from compute capability 8.0 on. Without one a test skips, but fails where there
-/// is none from 8.0 on and the environment's LETHE_REQUIRE_GPU is 1.
+/// Whether there is a Hopper GPU or, for the kernels of every GPU, one from compute capability 8.0 on. Without one a test skips, but fails where
+/// there is none from 8.0 on and the environment's LETHE_REQUIRE_GPU is 1.
 inline bool have_gpu(bool hopper = true) {
   int major = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess) major = 0;
@@ -46,8 +46,8 @@ inline int attribute(cudaDeviceAttr which) {
   return value;
 }
 
-/// Blocks of the device's memory, kept for the next array of their size: cudaMalloc and cudaFree wait for the device, and for a lock of the driver that
-/// all tests of a machine share. A block's size stays what was asked for, so that memcheck finds what lies beyond.
+/// Blocks of the device's memory, kept for the next array of their size: cudaMalloc and cudaFree wait for the device, and for a lock of the driver
+/// that all tests of a machine share. A block's size stays what was asked for, so that memcheck finds what lies beyond.
 class DeviceBlocks {
  public:
   static void* take(size_t bytes) {

@@ -16,8 +16,8 @@ using testing::Shares;
 using testing::Sight;
 using testing::WindowUnderTest;
 
-// What a row of dS sums to, of rounding alone, is taken from all of its past by the gate, not from its window: of windows much smaller than the past, with
-// open gates, the gate's gradient has up to 1.1 budgets of error by formulas in double with 16-bit P, and 3.1 with 16-bit sums.
+// What a row of dS sums to, of rounding alone, is taken from all of its past by the gate, not from its window: of windows much smaller than the past,
+// with open gates, the gate's gradient has up to 1.1 budgets of error by formulas in double with 16-bit P, and 3.1 with 16-bit sums.
 constexpr double kOfFloatSums = 3, kOf16BitSums = 8;
 
 // In these orders of dQ's sums: the fixed one, any.

@@ -1,5 +1,5 @@
-// gated_state and delta_state by each family of their kernels, without Torch: values, last state and every gradient of a small call against the reference,
-// twice with the same bits. Calls are small for compute-sanitizer's sake.
+// gated_state and delta_state by each family of their kernels, without Torch: values, last state and every gradient of a small call against the
+// reference, twice with the same bits. Calls are small for compute-sanitizer's sake.
 
 #include <algorithm>
 #include <cmath>
@@ -155,8 +155,8 @@ Numbers numbers(const DeviceArray<Element>& array) {
   return found;
 }
 
-// What the kernels write, by name, as they lay it out. `poisoned`: shared memory is NaN before them. kept_bytes: of the states that the forward leaves for
-// the backward.
+// What the kernels write, by name, as they lay it out. `poisoned`: shared memory is NaN before them. kept_bytes: of the states that the forward
+// leaves for the backward.
 template <typename Element>
 std::map<std::string, Numbers> run(const MatrixStateFamily& family, const Call& call, const Inputs& in, bool poisoned,
                                    int64_t kept_bytes) {

@@ -1,5 +1,5 @@
-// delta_state with a gate a row, of so many heads that a forward prepares one chunk of each at a time: every head has the bits that it has among a few, whose
-// chunks are prepared at once. Of few tokens for compute-sanitizer's sake.
+// delta_state with a gate a row, of so many heads that a forward prepares one chunk of each at a time: every head has the bits that it has among a
+// few, whose chunks are prepared at once. Of few tokens for compute-sanitizer's sake.
 
 #include <algorithm>
 #include <cmath>

@@ -60,7 +60,8 @@ bool sees(const ForwardShape& a, const Tile<kRows>& tile, int row, int key) {
   return key <= visibility.last_key(position) && (block >= tile.cut_block || key >= visibility.first_key(position));
 }
 
-// The same of the loops whose warpgroups find their own edges: masked, clean, and from the edge on by columns; a warpgroup of two sequences all masked.
+// The same of the loops whose warpgroups find their own edges: masked, clean, and from the edge on by columns; a warpgroup of two sequences all
+// masked.
 template <int kRows, int kKeys>
 bool sees_by_own_edges(const ForwardShape& a, const Tile<kRows>& tile, int row, int key) {
   const int offset = a.key_length - a.query_length, warpgroup = row / 64, position = tile.query + row + offset;

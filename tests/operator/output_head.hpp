@@ -15,7 +15,8 @@ struct OutputHead {
   double scale = 0.5;
 };
 
-/// Logits of deviation 2; every other label is the most probable token. The weight's rows past the vocabulary are as large as the others: nothing may see them.
+/// Logits of deviation 2; every other label is the most probable token. The weight's rows past the vocabulary are as large as the others: nothing may
+/// see them.
 inline OutputHead random_output_head(int64_t rows, int64_t width, int64_t vocabulary, int64_t padded,
                                      at::ScalarType dtype, at::Device device = at::kCPU) {
   const at::Tensor hidden = at::randn({rows, width}).to(dtype);

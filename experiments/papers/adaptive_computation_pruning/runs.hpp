@@ -15,7 +15,8 @@ Run pruning_run(const nlohmann::json& settings, int64_t vocabulary, int64_t cont
 /// The runs of the claims on single heads: settings["context_length"] and settings["log_tolerance"], seeds_of(settings, "studied", 1) seeds.
 std::vector<Run> studied_runs(const nlohmann::json& settings, int64_t vocabulary);
 
-/// Whose weights are looked at: those after the training, or as the seed drew them. Untrained gates are σ(0) around 1/2: they prune nearly all of a long context.
+/// Whose weights are looked at: those after the training, or as the seed drew them. Untrained gates are σ(0) around 1/2: they prune nearly all of a
+/// long context.
 enum class Moment { kAfterTraining, kBeforeTraining };
 
 /// The effect of pruning on a whole model, see Study::measured.
@@ -35,12 +36,12 @@ Pruned pruned(const Study& study, const Artefact& model, std::optional<double> l
 /// The weights of an artefact's run before the first step.
 LanguageModel untrained(const Artefact& model);
 
-/// "Training opens gates": of models that were trained with pruning, the share of blocks that is pruned before training less that after it, at least 0.05.
-/// What the gates prune says nothing about trained gates where this doesn't hold.
+/// "Training opens gates": of models that were trained with pruning, the share of blocks that is pruned before training less that after it, at least
+/// 0.05. What the gates prune says nothing about trained gates where this doesn't hold.
 Comparison gates_opened(const Study& study, const std::vector<Artefact>& models, int64_t sequences);
 
-/// Marks statements on trained gates: out of reach with the reason settings["gates_out_of_reach"], where the scale gives one, else open where `opened` is
-/// not reproduced.
+/// Marks statements on trained gates: out of reach with the reason settings["gates_out_of_reach"], where the scale gives one, else open where
+/// `opened` is not reproduced.
 void judge_by_gates(std::vector<Comparison>& statements, const Comparison& opened, const nlohmann::json& settings);
 
 }  // namespace lethe

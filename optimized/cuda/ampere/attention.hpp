@@ -1,5 +1,6 @@
 #pragma once
-// The family of every GPU from compute capability 8.0 on: bfloat16 and float16 by mma.sync at head dims up to 256, float32 by float arithmetic up to 128.
+// The family of every GPU from compute capability 8.0 on: bfloat16 and float16 by mma.sync at head dims up to 256, float32 by float arithmetic up
+// to 128.
 
 #include "optimized/cuda/attention.hpp"
 
@@ -19,8 +20,9 @@ size_t backward_workspace_bytes(const Shape& shape);
 ///           c_i − c_j is added to each logit from prefixes in two floats
 void forward(const ForwardArguments& arguments);
 
-/// AttentionFamily::backward. Each gradient is summed in one fixed order with `deterministic`, in float32, at head dims up to 32, and at those above 96
-/// where a CTA may not have bytes_of_wide().least of shared memory (backward.hpp). Else key tiles add to dq and to the gate's row sums in any order.
+/// AttentionFamily::backward. Each gradient is summed in one fixed order with `deterministic`, in float32, at head dims up to 32, and at those above
+/// 96 where a CTA may not have bytes_of_wide().least of shared memory (backward.hpp). Else key tiles add to dq and to the gate's row sums in any
+/// order.
 ///
 /// numerics  P and dS rounded to 16 bits before they are multiplied: in float16 what is below 2⁻²⁵ is lost, so a loss wants scaling
 ///           there. P has log_normalizer's error as a factor. dO_i·o_i in float, of values + residual. The row and column sums of the

@@ -23,8 +23,9 @@ struct PrepareParameters {
   int cleared;  // float4s of dQ's sums a CTA
 };
 
-// Eight elements a lane, kLanes lanes a row. What needs nothing of the gate's plan comes first and overlaps the plan's own kernels. All earlier work has
-// ended: the first of these is launched without overlap, and of an earlier backward on the same plan dQ's sums have been read before its last kernels.
+// Eight elements a lane, kLanes lanes a row. What needs nothing of the gate's plan comes first and overlaps the plan's own kernels. All earlier work
+// has ended: the first of these is launched without overlap, and of an earlier backward on the same plan dQ's sums have been read before its last
+// kernels.
 template <typename Element, int kLanes>
 __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ PrepareParameters p) {
   constexpr int kRows = kThreads / kLanes;

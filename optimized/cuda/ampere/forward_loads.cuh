@@ -49,8 +49,8 @@ struct ForwardLoads {
 
   static __device__ __forceinline__ constexpr int stage(int n) { return n & (kStages - 1); }
 
-  /// Whether a block has positions of the tile's queries or later ones. There c_i and c_j may be large and their difference small: it is added to each
-  /// logit, and no bias enters the product.
+  /// Whether a block has positions of the tile's queries or later ones. There c_i and c_j may be large and their difference small: it is added to
+  /// each logit, and no bias enters the product.
   __device__ __forceinline__ bool is_near(int n) const { return n * kKeys / tile::kColumns >= near_block; }
 
   /// kNear: of blocks that may be near. The bias of a near block, which is added after the product, comes with its values.

@@ -5,8 +5,8 @@
 
 namespace lethe::ampere {
 
-/// S += (c_i − c_j) / scale of a near block: decay · inverse_scale is (c_i − c at the end of the keys' block) / scale, `bias` the rest of each pair of keys,
-/// from the lane's first on.
+/// S += (c_i − c_j) / scale of a near block: decay · inverse_scale is (c_i − c at the end of the keys' block) / scale, `bias` the rest of each pair
+/// of keys, from the lane's first on.
 template <int kRowTiles, int kScoreTiles>
 __device__ __forceinline__ void add_decay(float (&score)[kRowTiles][kScoreTiles][4], const float (&decay)[kRowTiles][2],
                                           const float4* bias, float inverse_scale) {

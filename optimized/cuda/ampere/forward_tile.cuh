@@ -15,8 +15,8 @@
 
 namespace lethe::ampere {
 
-/// kEdges: of a call with a window. Where a tile's queries are of one sequence, what a window hides gets the weight 0 after the exponentials, and there is no
-/// maximum: of a block that some of a warp's rows see in part, before the tile's own positions.
+/// kEdges: of a call with a window. Where a tile's queries are of one sequence, what a window hides gets the weight 0 after the exponentials, and
+/// there is no maximum: of a block that some of a warp's rows see in part, before the tile's own positions.
 template <typename Element, typename TileSizes, bool kEdges>
 struct ForwardTile {
   using Sizes = TileSizes;

@@ -1,7 +1,7 @@
 #pragma once
 // A warp of the wide backward: two share the rows of Sᵀ. Each has half of a stage's queries of S and dP, and half of the columns of dK and dV, for
-// which it multiplies its own P and dS from registers before the others' have arrived. At head dim 96 these halves are every other sixteen columns, so
-// that a fragment's address is a lane's offset and a constant.
+// which it multiplies its own P and dS from registers before the others' have arrived. At head dim 96 these halves are every other sixteen columns,
+// so that a fragment's address is a lane's offset and a constant.
 
 #include "optimized/cuda/ampere/grad_query.cuh"
 #include "optimized/cuda/ampere/key_tile.cuh"
@@ -272,8 +272,8 @@ struct WideWarp {
         [&](const OtherFragments& of, int i) { multiply(i < kSteps ? r.value : r.key, of.left, of); });
   }
 
-  /// By all warps, after a barrier: what a stage adds to dQ. A warp has a part of the queries, of which these are kTiles tiles of sixteen from the kFirst-th on,
-  /// and some groups of sixteen columns of K.
+  /// By all warps, after a barrier: what a stage adds to dQ. A warp has a part of the queries, of which these are kTiles tiles of sixteen from the
+  /// kFirst-th on, and some groups of sixteen columns of K.
   template <int kFirst, int kTiles>
   __device__ __forceinline__ void add_grad_query(const BackwardParameters& p, int row, int step) const {
     constexpr int kParts = Sizes::kQueryParts, kGroups = kDim / 16 / (Sizes::kWarps / kParts),

@@ -171,8 +171,8 @@ __device__ inline void sort_heads(int32_t* order, const int32_t* blocks, int cou
   }
 }
 
-// The order of a head's tiles of queries, and the section, which all heads take from this row. With cuts: a sequence's tiles together, which share its
-// keys in the L2 cache, the longest sequence first, its last tile first. With more than kLargest tiles the last is first.
+// The order of a head's tiles of queries, and the section, which all heads take from this row. With cuts: a sequence's tiles together, which share
+// its keys in the L2 cache, the longest sequence first, its last tile first. With more than kLargest tiles the last is first.
 __device__ inline void order_tiles(const BoundArguments& a, int row) {
   constexpr int kLargest = 2048;  // a power of two
   __shared__ int first_block[kLargest], most;

@@ -6,8 +6,8 @@
 //   sum_blocks_taken  u after the block's end, and from it u; the sum of u − Σ dS over the block
 //   suffix_sums       the sum over all later blocks, and from it d log f
 //
-// A CTA applies the maps of all blocks before its own itself, in the order of the kernel with one CTA a head: the same bits, and no other CTA is waited
-// for. At T = 65536 that are 504 at most, of four cycles each.
+// A CTA applies the maps of all blocks before its own itself, in the order of the kernel with one CTA a head: the same bits, and no other CTA is
+// waited for. At T = 65536 that are 504 at most, of four cycles each.
 
 #include "optimized/cuda/gate/gradient_steps.cuh"
 

@@ -1,6 +1,6 @@
 #pragma once
-// The steps of the gate's gradient (gradient.cuh): a thread has four tokens, a warp a block. Shared by the kernel with one CTA a head and the passes with
-// many: both combine the maps of blocks in the same order, so their bits are equal.
+// The steps of the gate's gradient (gradient.cuh): a thread has four tokens, a warp a block. Shared by the kernel with one CTA a head and the passes
+// with many: both combine the maps of blocks in the same order, so their bits are equal.
 
 #include <numbers>
 

@@ -89,8 +89,8 @@ __device__ inline float mass_of_block(const double (&to_end)[4], int first_token
 }
 
 // One warp a (block, head); a lane owns four tokens. Eight heads in one CTA: their gates are mostly adjacent in memory and are read together. Leaves
-// for the scan each block's own sum, its last cut in block_cut_before[n+1] (or −1), its first in block_cut_after[n] (or INT32_MAX) and its own mass in
-// mass[n+1].
+// for the scan each block's own sum, its last cut in block_cut_before[n+1] (or −1), its first in block_cut_after[n] (or INT32_MAX) and its own mass
+// in mass[n+1].
 template <typename Derived>
 __global__ void __launch_bounds__(32 * kWarps) sum_blocks(LocalArguments a, Derived derived) {
   const int block = blockIdx.x, batch = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -16,8 +16,8 @@ struct Sections {
   int queries, keys, tile_rows, short_queries;
 };
 
-/// The same where a tile reads a window of a head's `tokens`: at a time a section reads a window of each head, and as many tokens as its running tiles
-/// have. Sections of nearly equal size: the shortest tiles of the last one end the kernel.
+/// The same where a tile reads a window of a head's `tokens`: at a time a section reads a window of each head, and as many tokens as its running
+/// tiles have. Sections of nearly equal size: the shortest tiles of the last one end the kernel.
 ///
 /// reads  head_bytes: of all tokens; running: tokens of all tiles that run at a time; most: heads, where whole ones in the cache are fewer
 inline int heads_in_cache(int64_t head_bytes, int64_t heads, int64_t tokens, int64_t window, int64_t running,
@@ -50,9 +50,9 @@ inline int section_of_keys(const Shape& s, int64_t query_bytes, int window, int6
 }
 
 #ifdef __CUDACC__
-/// The place in the order of tiles of the head that has this rank by work, of `count` heads. Of long ones, with more than half of the first one's work,
-/// there may be more than a section has: those beyond whole sections come first, beside the shortest heads. After the others their longest tiles would
-/// begin when the rest is almost done.
+/// The place in the order of tiles of the head that has this rank by work, of `count` heads. Of long ones, with more than half of the first one's
+/// work, there may be more than a section has: those beyond whole sections come first, beside the shortest heads. After the others their longest
+/// tiles would begin when the rest is almost done.
 __host__ __device__ inline int place_of_rank(int rank, int count, int long_heads, int section) {
   const int odd = long_heads > section ? long_heads % section : 0, beside = odd > 0 ? section - odd : 0;
   if (count - long_heads < beside) return rank;

@@ -9,8 +9,8 @@
 
 namespace lethe {
 
-/// kNoWindow: of a call without a window or several sequences. kLargestWindow: the largest of a call with either; it hides nothing, but by it a family
-/// chooses kernels and the order of its tiles. Results do not depend on it, but for rounding.
+/// kNoWindow: of a call without a window or several sequences. kLargestWindow: the largest of a call with either; it hides nothing, but by it a
+/// family chooses kernels and the order of its tiles. Results do not depend on it, but for rounding.
 inline constexpr int kNoWindow = 1 << 30, kLargestWindow = kNoWindow - 1;
 
 /// Query i sees key j, both by position among the keys, where first_key(i) ≤ j ≤ last_key(i): the past, from the last cut and the window's begin on.

@@ -1,6 +1,6 @@
 #pragma once
-// What forward and backward of the path of pieces share: a row reaches shared memory in pieces of 16 bytes, some tokens before it is used, and a thread
-// computes on four columns in each half of a head: both of every pair that a rotation mixes. Internal to optimized/cuda/layers.
+// What forward and backward of the path of pieces share: a row reaches shared memory in pieces of 16 bytes, some tokens before it is used, and a
+// thread computes on four columns in each half of a head: both of every pair that a rotation mixes. Internal to optimized/cuda/layers.
 
 #include "optimized/cuda/layers/attention_inputs.cuh"
 #include "optimized/cuda/ptx/address.cuh"

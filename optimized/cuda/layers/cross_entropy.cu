@@ -2,9 +2,9 @@
 //
 //   loss = log Σ_{v<V} e^{l_v} − l_y,   l_v ← (e^{l_v}/Σ − 1_{v=y}) · scale
 //
-// A CTA owns a row. Its threads copy the row to shared memory, all 16-byte loads at once; each thread reads back what it copied itself, so nothing but
-// the two reductions waits for other threads. One pass keeps a running maximum and sum a thread, a second writes the gradient. A row that does not fit
-// in shared memory, or is not aligned, is read from global memory, twice where it gets a gradient. Sums are float32 in a fixed order.
+// A CTA owns a row. Its threads copy the row to shared memory, all 16-byte loads at once; each thread reads back what it copied itself, so nothing
+// but the two reductions waits for other threads. One pass keeps a running maximum and sum a thread, a second writes the gradient. A row that does
+// not fit in shared memory, or is not aligned, is read from global memory, twice where it gets a gradient. Sums are float32 in a fixed order.
 
 #include <cfloat>
 #include <numbers>

@@ -1,7 +1,7 @@
 #pragma once
 // The layers' kernels: raw device pointers, no Torch. Each call runs on the given stream, allocates nothing and never synchronises; equal calls give
-// equal bits (no atomics). `rows` are tokens; a pitch is the distance of two rows in elements. Arrays without a pitch are contiguous. A 16-byte path runs
-// where widths, pitches and addresses allow it; every other width and pitch takes a path of single elements.
+// equal bits (no atomics). `rows` are tokens; a pitch is the distance of two rows in elements. Arrays without a pitch are contiguous. A 16-byte path
+// runs where widths, pitches and addresses allow it; every other width and pitch takes a path of single elements.
 //
 // throws   std::runtime_error for a CUDA error
 
@@ -81,8 +81,8 @@ struct GatedOutput {
 };
 void gated_output(const GatedOutput& call);
 
-/// With n = o · rstd (recomputed), s = σ(gate): dgate = dy ∘ n w ∘ s(1 − s), do as RMSNorm's derivative of dy ∘ s, dw = Σ_rows n ∘ dy ∘ s. Where asked,
-/// also delta_h = Σ_d do_hd (o + residual)_hd of the rounded do, which is what attention's backward multiplies by the values.
+/// With n = o · rstd (recomputed), s = σ(gate): dgate = dy ∘ n w ∘ s(1 − s), do as RMSNorm's derivative of dy ∘ s, dw = Σ_rows n ∘ dy ∘ s. Where
+/// asked, also delta_h = Σ_d do_hd (o + residual)_hd of the rounded do, which is what attention's backward multiplies by the values.
 struct GatedOutputBackward {
   int64_t rows, heads, head_dim;
   Dtype dtype;

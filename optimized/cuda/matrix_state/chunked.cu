@@ -1,5 +1,5 @@
-// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 states of at most 128 rows have kernels of their own (hopper/launch.hpp), which
-// alone compute a normaliser apart. Elsewhere
+// gated_state by passes over chunks of 64 tokens. On compute capability 9.0 states of at most 128 rows have kernels of their own (hopper/launch.hpp),
+// which alone compute a normaliser apart. Elsewhere
 // the gradients of one of at most 64 × 64 are two kernels (fused.hpp) where a CTA can have over 99 KB of shared memory; others are three more passes:
 //
 //   dq_i = Σ_{j ≤ i} D_ij (dO_i·v_j) k_j     query dO, key v, value k

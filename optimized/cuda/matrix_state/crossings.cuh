@@ -28,7 +28,8 @@ __device__ inline void store_sums_of_lanes(const float (&sums)[8][2], float* to,
   }
 }
 
-/// Of 16 rows' weighted pairs M [16, 64], row i = first_row + g (+ 8): Σ_{i ≥ l} Σ_{j < l} M_ij of each l. Every term is a pair that gate l separates.
+/// Of 16 rows' weighted pairs M [16, 64], row i = first_row + g (+ 8): Σ_{i ≥ l} Σ_{j < l} M_ij of each l. Every term is a pair that gate l
+/// separates.
 __device__ inline void sum_crossing_pairs(const float (&pairs)[8][4], int block, int lane, float* to) {
   const int g = lane / 4, t = lane % 4;
   float sums[8][2] = {};

@@ -9,8 +9,8 @@
 
 namespace lethe::matrix_state {
 
-/// Below compute capability 9.0: threads of a pass over the chunks, four warps for 64 columns of the state and four that prepare the next chunk for them;
-/// and stages of tiles in shared memory.
+/// Below compute capability 9.0: threads of a pass over the chunks, four warps for 64 columns of the state and four that prepare the next chunk for
+/// them; and stages of tiles in shared memory.
 constexpr int kDeltaThreads = 2 * kComputing, kDeltaStages = 2;
 /// CTAs for a head's columns, of groups of 64.
 __host__ __device__ constexpr int delta_ctas(int columns, int groups) {

@@ -1,4 +1,5 @@
-// The backward of delta_state without a gate or with one a token: the states again, the gradients from the last token back, and those inside each chunk.
+// The backward of delta_state without a gate or with one a token: the states again, the gradients from the last token back, and those inside each
+// chunk.
 
 #include <utility>
 

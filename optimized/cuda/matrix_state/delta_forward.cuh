@@ -1,13 +1,13 @@
 #pragma once
-// The delta rule forwards, a CTA a head and 64 columns of its state, in chunks of 64 tokens. With γ_i the gates from the chunk's beginning to token i and
-// D_ij those that separate i and j:
+// The delta rule forwards, a CTA a head and 64 columns of its state, in chunks of 64 tokens. With γ_i the gates from the chunk's beginning to token i
+// and D_ij those that separate i and j:
 //
 //   X = V − γ ∘ K S       W = (I + G β)⁻¹ G,  G_ij = D_ij k_i·k_j below the diagonal
 //   R = X − W (β ∘ X)     N = β ∘ R
 //   O = scale · (γ ∘ Q S + P N),  P_ij = D_ij q_i·k_j up to the diagonal          S ← γ_C S + (D_C ∘ K)ᵀ N
 //
-// Four warps hold the state and compute these lines. The other four prepare the next chunk: they bring its tiles, make its rows float16, and compute P
-// and W (delta_solution.cuh).
+// Four warps hold the state and compute these lines. The other four prepare the next chunk: they bring its tiles, make its rows float16, and compute
+// P and W (delta_solution.cuh).
 
 #include "optimized/cuda/matrix_state/delta_solution.cuh"
 #include "optimized/cuda/matrix_state/delta_state.cuh"

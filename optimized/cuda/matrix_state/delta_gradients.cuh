@@ -1,6 +1,6 @@
 #pragma once
-// The delta rule's gradients inside one chunk of one head, a CTA each, from what the passes before have left: S before the chunk, R after it, the residual
-// of each token and the whole gradient dN̄ of what it wrote. With m = β ∘ dN̄ and n = β ∘ r:
+// The delta rule's gradients inside one chunk of one head, a CTA each, from what the passes before have left: S before the chunk, R after it, the
+// residual of each token and the whole gradient dN̄ of what it wrote. With m = β ∘ dN̄ and n = β ∘ r:
 //
 //   M_ij = scale · D_ij dO_i·n_j, j ≤ i      Z_ij = −D_ij m_i·n_j, j < i
 //   dQ = scale · γ ∘ dO Sᵀ + M K             dK = D_C ∘ n Rᵀ − γ ∘ m Sᵀ + Mᵀ Q + (Z + Zᵀ) K             dβ = r · dN̄

@@ -1,7 +1,8 @@
-// delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep over them.
-// While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left: windows have two
-// places in turn. On 9.0, where all chunks have a place, there is one window: some CTAs that prepare go on beside its sweep, which waits for chunk after chunk.
-// The backward keeps all chunks, one window: prepared once, swept to the last one and back, and each chunk's gradients for themselves as soon as that sweep has passed it.
+// delta_state with a gate a row, by windows of chunks of 64 tokens: what the state does not enter, of all chunks of a window at once, then a sweep
+// over them. While one window is swept, by a CTA a head (on 8.0 for 64 columns of it), the next one is prepared by the multiprocessors that are left:
+// windows have two places in turn. On 9.0, where all chunks have a place, there is one window: some CTAs that prepare go on beside its sweep, which
+// waits for chunk after chunk. The backward keeps all chunks, one window: prepared once, swept to the last one and back, and each chunk's gradients
+// for themselves as soon as that sweep has passed it.
 #include <algorithm>
 #include <type_traits>
 
@@ -122,8 +123,8 @@ bool launch_at_once(DeltaKeyArguments p, int64_t heads, cudaStream_t stream) {
   if (kWidth != 128 || !runs_hopper_code()) return false;
   const int64_t ctas = multiprocessors(), left = ctas - heads * ((p.columns + kWidth - 1) / kWidth);
   if (left < ctas / 8) return false;
-  // The multiprocessors prepare the first chunks in whole turns, so that they end together. A benchmark's 96 heads of 64 chunks are swept after 12 turns,
-  // beside 13 more.
+  // The multiprocessors prepare the first chunks in whole turns, so that they end together. A benchmark's 96 heads of 64 chunks are swept after
+  // 12 turns, beside 13 more.
   constexpr int kAtOnce = 3, kSweptMeanwhile = 5;
   const int64_t items = heads * p.chunks, beside = (p.chunks + kSweptMeanwhile - 1) / kSweptMeanwhile,
                 before = std::max<int64_t>(0, items - kAtOnce * left * beside), turn = kAtOnce * ctas;
@@ -135,8 +136,8 @@ bool launch_at_once(DeltaKeyArguments p, int64_t heads, cudaStream_t stream) {
   return true;
 }
 
-// Prepares and sweeps all chunks: to keep them in one window, else in windows of equal length. `p` has what no window changes; the state goes from one to the
-// next through `last`.
+// Prepares and sweeps all chunks: to keep them in one window, else in windows of equal length. `p` has what no window changes; the state goes from
+// one to the next through `last`.
 template <typename Element, int kRows, int kWidth, bool kKeeps>
 void launch_windows(const Shape& shape, DeltaKeyArguments p, cudaStream_t stream) {
   const int chunks = chunks_of(shape), window = kKeeps ? chunks : window_of(shape);

@@ -1,7 +1,8 @@
 #pragma once
 // What the kernels of the delta rule with a gate a row read and write (delta_keys_prepare.cuh, delta_keys_sweep.cuh).
 //
-// With D_ij the gates that separate tokens i and j of a chunk, of each row, γ_i those from the chunk's beginning to i, and D_Cj those from j to its end:
+// With D_ij the gates that separate tokens i and j of a chunk, of each row, γ_i those from the chunk's beginning to i, and D_Cj those from j to its
+// end:
 //
 //   A_ij = Σ_κ D_ijκ k_iκ k_jκ  below the diagonal       P_ij = Σ_κ D_ijκ q_iκ k_jκ  up to it       W = (I + A β)⁻¹ A
 //   X = V − (γ ∘ K) S       R = X − W (β ∘ X)       N = β ∘ R
@@ -16,15 +17,16 @@ namespace lethe::matrix_state {
 
 /// Bytes of the blocks of 16 × 16 on and below the diagonal of 64 × 64 numbers of 16 bits.
 constexpr int kTriangle = kLowerBlocks * 32 * static_cast<int>(sizeof(uint4));
-/// Where rows 8a … and columns 8b … of them are: 8 rows of 16 bytes, one after the other. Those of the same columns follow each other, the last rows first.
+/// Where rows 8a … and columns 8b … of them are: 8 rows of 16 bytes, one after the other. Those of the same columns follow each other, the last rows
+/// first.
 __host__ __device__ constexpr int triangle_matrix(int a, int b) {
   const int j = b / 2;
   return 256 * (8 * j - j * (j - 1)) + b % 2 * (8 - 2 * j) * 128 + (7 - a) * 128;
 }
 static_assert(triangle_matrix(6, 7) + 128 == kTriangle);
 
-/// Byte offsets of what is prepared of a chunk, of up to kRows rows. Tiles are images of shared memory, of float16: a token's row is divided by its unit. A
-/// triangle is two numbers of bfloat16, the number rounded and what that leaves, in kTriangle bytes each.
+/// Byte offsets of what is prepared of a chunk, of up to kRows rows. Tiles are images of shared memory, of float16: a token's row is divided by its
+/// unit. A triangle is two numbers of bfloat16, the number rounded and what that leaves, in kTriangle bytes each.
 template <int kRows>
 struct DeltaKeyRecord {
   static constexpr int kTile = kRows / 64 * kPanel, kQuery = 0, kReadKey = kTile,
@@ -65,7 +67,8 @@ struct DeltaKeyArguments {
   void* out;             ///< [B, T, H, columns] contiguous; in reverse the gradient of the value
   DeltaKeyArrays arrays;
   int all_heads, items;  ///< B·H; records of the window
-  /// Preparing CTAs have the first `shared` records in turn, of chunk after chunk those of all heads, and the first `staying` of them, which begin first, the others.
+  /// Preparing CTAs have the first `shared` records in turn, of chunk after chunk those of all heads, and the first `staying` of them, which begin
+  /// first, the others.
   int shared, staying;
   int32_t* prepared;    ///< [B·H, stride]: whether a record is there, published; null: the sweep waits for all of them
   int last_rows_first;  ///< 1: records' γ q and γ k have the last 8 rows first; each 8 and each 64 columns are as ever

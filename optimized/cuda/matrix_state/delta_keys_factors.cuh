@@ -1,6 +1,6 @@
 #pragma once
-// The gates of a warp's 16 tokens as factors of its rows (delta_keys_tokens.cuh). A lane multiplies the gates of two channels and eight tokens, so that a
-// product over a run of tokens needs no other lane; through shared memory factors reach the lanes that have the rows.
+// The gates of a warp's 16 tokens as factors of its rows (delta_keys_tokens.cuh). A lane multiplies the gates of two channels and eight tokens, so
+// that a product over a run of tokens needs no other lane; through shared memory factors reach the lanes that have the rows.
 
 #include <cstdint>
 
@@ -19,8 +19,8 @@ __device__ __forceinline__ float2 load_global2(const float* address) {
 
 /// Of 32 channels. A warp stores them, then loads them; lane 4g + t has rows g and g + 8.
 struct DeltaKeyFactors {
-  /// A row's factor in the halvings of 1, 2 and 4 tokens; its gates since its eight began; those after it to the eight's end; and across the other eight, of a
-  /// row of the first one to the end of all 16 tokens, of the second one since their beginning.
+  /// A row's factor in the halvings of 1, 2 and 4 tokens; its gates since its eight began; those after it to the eight's end; and across the other
+  /// eight, of a row of the first one to the end of all 16 tokens, of the second one since their beginning.
   enum Table { kOfOne, kOfTwo, kOfFour, kUp, kDown, kAcross, kTables };
   /// A table has 64 bytes a row. In the second eight odd rows come before even ones, so that rows of both eights are stored to different banks.
   static constexpr int kRow = 64, kEight = 8 * kRow, kTable = 2 * kEight, kBytes = kTables * kTable;

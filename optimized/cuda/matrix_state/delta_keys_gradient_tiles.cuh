@@ -18,8 +18,8 @@ struct DeltaKeyGradientMemory {
   };
   static constexpr int kTile = kColumns / 64 * kPanel, kQuery = 0, kKey = kPanel, kGradient = 2 * kPanel,
                        kResidual = kGradient + kTile, kWritten = kResidual + kTile, kPairs = kWritten + kTile;
-  /// Of a warp, what a lane holds of left operands: of halves of 16 the readers and keys of four blocks, the second reader of blocks 1 and 3, and of halves of
-  /// 32 the same, the second reader of blocks 2 and 3. And of each channel the products of its gates.
+  /// Of a warp, what a lane holds of left operands: of halves of 16 the readers and keys of four blocks, the second reader of blocks 1 and 3, and of
+  /// halves of 32 the same, the second reader of blocks 2 and 3. And of each channel the products of its gates.
   static constexpr int kOperands = kPairs + 2 * kPanel, kProducts = kOperands + kWarps * 12 * 512,
                        kSmall = kProducts + kWarps * 4 * 256, kBytes = kSmall + static_cast<int>(sizeof(Small));
 };
@@ -83,8 +83,8 @@ struct DeltaKeyGradientTiles {
     ptx::prefetch(p.arrays.after + part);
   }
 
-  /// The units of the sweeps' arrays, a lane one: of array lane / 8 (residual, written, before, after) that of warp lane % 8, as what words of that unit
-  /// are multiplied with to have the largest one of the array, a power of two of at most 1.
+  /// The units of the sweeps' arrays, a lane one: of array lane / 8 (residual, written, before, after) that of warp lane % 8, as what words of that
+  /// unit are multiplied with to have the largest one of the array, a power of two of at most 1.
   struct Units {
     float largest;
     uint32_t ratio;

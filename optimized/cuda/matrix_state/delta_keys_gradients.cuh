@@ -1,13 +1,13 @@
 #pragma once
-// The gradients of query, key, log f and β inside one chunk of one head, a CTA for 64 channels of it, from what the sweeps have left: S before the chunk, R
-// after it, the residuals r and the gradient m of the values. With n = β ∘ r:
+// The gradients of query, key, log f and β inside one chunk of one head, a CTA for 64 channels of it, from what the sweeps have left: S before the
+// chunk, R after it, the residuals r and the gradient m of the values. With n = β ∘ r:
 //
 //   M_ij = scale dO_i·n_j, j ≤ i        Z_ij = −m_i·n_j, j < i
 //   dq_i = γ_i ∘ (scale S dO_i) + Σ_j D_ij ∘ M_ij k_j
 //   dk_i = D_Ci ∘ (R n_i) − γ_i ∘ (S m_i) + Σ_{l ≥ i} D_li ∘ (M_li q_l + Z_li k_l) + Σ_j D_ij ∘ Z_ij k_j
 //
-// So the gradients are those of a state that n is written to, and that q reads and k reads before its token writes: vector_gradient.cuh with two readers, by
-// the same halvings. d log f sums exactly what a gate separates, by halving too.
+// So the gradients are those of a state that n is written to, and that q reads and k reads before its token writes: vector_gradient.cuh with two
+// readers, by the same halvings. d log f sums exactly what a gate separates, by halving too.
 //
 // float16 is divided by one unit for all of a chunk: nothing later than the chunk is in any of these sums, but what later chunks' sums share.
 

@@ -1,10 +1,10 @@
 #pragma once
 // Of a chunk of 64 tokens all that the state does not enter (delta_keys.hpp), four warps a chunk, a warp 16 tokens.
 //
-// Halving, as in vector_sweep.cuh: of i > j let 2n be the smallest aligned run of tokens that has both. The gates between them are those from j to the middle
-// of the run, times those from the middle to i: products of gates, of which none is divided by, so that 0 is 0 and 1 is 1. Within 16 tokens a lane's rows of a
-// left and of a right operand are the same, so that both are made in its registers, from the factors of delta_keys_factors.cuh. A lane has eight successive
-// channels of 32: which channels meet in which product is no matter.
+// Halving, as in vector_sweep.cuh: of i > j let 2n be the smallest aligned run of tokens that has both. The gates between them are those from j to
+// the middle of the run, times those from the middle to i: products of gates, of which none is divided by, so that 0 is 0 and 1 is 1. Within
+// 16 tokens a lane's rows of a left and of a right operand are the same, so that both are made in its registers, from the factors of
+// delta_keys_factors.cuh. A lane has eight successive channels of 32: which channels meet in which product is no matter.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/delta_keys_tokens.cuh"
@@ -27,7 +27,8 @@ struct DeltaKeyPreparation {
     const int ctas = static_cast<int>(gridDim.x), place = group * ctas + static_cast<int>(blockIdx.x);
     return place < p.shared ? (p.shared - 1 - place) / (kGroups * ctas) + 1 : 0;
   }
-  /// The group's next chunk but `turn`, chunk · heads + head; next ones are those of next CTAs. p.items or more: it has none. `shared`: its shared turns.
+  /// The group's next chunk but `turn`, chunk · heads + head; next ones are those of next CTAs. p.items or more: it has none. `shared`: its shared
+  /// turns.
   __device__ __forceinline__ int item_of(int turn, int shared) const {
     const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
     return turn < shared     ? group * ctas + cta + turn * kGroups * ctas
@@ -95,7 +96,8 @@ struct DeltaKeyPreparation {
 
   /// Returns the record's place.
   ///
-  /// reads  room: the block to whose places the rows come; next: the rows that are brought meanwhile, if `more`; before: the place of the record before it
+  /// reads  room: the block to whose places the rows come; next: the rows that are brought meanwhile, if `more`; before: the place of the record
+  ///        before it
   __device__ __forceinline__ int prepare(const Place& at, int room, const Place& next, bool more, int before) const {
     const Block call = block_of(at);
     const int block = at.block, place = place_of(at.head, at.chunk), g = lane / 4, t = lane % 4, i0 = 16 * block + g;
@@ -197,8 +199,8 @@ struct DeltaKeyPreparation {
   }
 };
 
-/// Three chunks at once a multiprocessor (128 rows in 163 KB of shared memory: two). With kGroups 1 a CTA prepares one, and begins wherever a sweep leaves room; with 3 a CTA has the multiprocessor and
-/// prepares one after the other.
+/// Three chunks at once a multiprocessor (128 rows in 163 KB of shared memory: two). With kGroups 1 a CTA prepares one, and begins wherever a sweep
+/// leaves room; with 3 a CTA has the multiprocessor and prepares one after the other.
 template <typename Element, int kRows, int kGroups>
 __global__ void __launch_bounds__(kGroups* kComputing, 3 / kGroups)
     prepare_delta_keys(const __grid_constant__ DeltaKeyArguments p) {

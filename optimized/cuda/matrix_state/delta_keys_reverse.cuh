@@ -1,6 +1,6 @@
 #pragma once
-// From the last chunk back, the gradients of the state and of what each token wrote, by 16 columns a warp as in delta_keys_sweep.cuh. With R the gradient of
-// the state after a chunk, and dN̄ that of N where later tokens of the chunk have taken their share:
+// From the last chunk back, the gradients of the state and of what each token wrote, by 16 columns a warp as in delta_keys_sweep.cuh. With R the
+// gradient of the state after a chunk, and dN̄ that of N where later tokens of the chunk have taken their share:
 //
 //   dN = scale · Pᵀ dO + (D_C ∘ K) R       dN̄ = dN − Wᵀ (β ∘ dN)       dV = β ∘ dN̄
 //   R ← γ_C ∘ R + scale · (γ ∘ Q)ᵀ dO − (γ ∘ K)ᵀ dV                    dβ = Σ over columns of dN̄ times the residual

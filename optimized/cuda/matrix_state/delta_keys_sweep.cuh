@@ -1,7 +1,7 @@
 #pragma once
-// delta_state's values from the chunks that delta_keys_prepare.cuh prepared: a CTA a head and 16 columns of its state a warp, in chunks of 64 tokens, by the
-// equations of delta_keys.hpp. Columns need nothing of each other: a warp's part of Sᵀ stays in its registers, and so do Xᵀ, Rᵀ and Nᵀ, the left operands
-// of the products that follow. While a chunk is swept, the next one comes.
+// delta_state's values from the chunks that delta_keys_prepare.cuh prepared: a CTA a head and 16 columns of its state a warp, in chunks of 64 tokens,
+// by the equations of delta_keys.hpp. Columns need nothing of each other: a warp's part of Sᵀ stays in its registers, and so do Xᵀ, Rᵀ and Nᵀ, the
+// left operands of the products that follow. While a chunk is swept, the next one comes.
 //
 // What the state enters is float16, divided by powers of two: S by one a warp, which comes from before the chunk. X and N meet other tokens in two
 // numbers of bfloat16, which need none, so that no token's rounding depends on a later one.
@@ -320,8 +320,8 @@ struct DeltaKeySweep {
                   step = int64_t{16} * p.heads * p.columns;
     const int tokens = to < p.columns ? static_cast<int>(min(p.length - first, static_cast<int64_t>(kChunk))) : 0;
     char* const rows = static_cast<char*>(p.out) + (((b * p.length + first + g) * p.heads + h) * p.columns + to) * 2;
-    // Bytes of the first of two words, in odd lanes of the second one. By a condition instead, the compiler makes two loops of this one, one of them of the
-    // odd lanes: there a warp would wait for itself.
+    // Bytes of the first of two words, in odd lanes of the second one. By a condition instead, the compiler makes two loops of this one, one of them
+    // of the odd lanes: there a warp would wait for itself.
     const uint32_t own = 0x3210u + t % 2 * 0x4444u;
     // All exchanges before the stores, whose branches would make each wait for the one before it.
     uint2 words[8];

@@ -77,8 +77,8 @@ struct DeltaKeyBlock {
     return tile(offset) + tile_piece(16 * block + lane / 4 + 8 * half, 4 * s + lane % 4);
   }
 
-  /// Where a lane's part of row g or g + 8 of the query (0) or key (1) comes, before its chunk is begun: of a chunk's block what its warp needs until then for
-  /// nothing else, its factors and the second half of its own rows of the query.
+  /// Where a lane's part of row g or g + 8 of the query (0) or key (1) comes, before its chunk is begun: of a chunk's block what its warp needs until
+  /// then for nothing else, its factors and the second half of its own rows of the query.
   __device__ __forceinline__ uint32_t coming_at(int operand, int half, int s) const {
     constexpr int kPiece = 32 * 16, kPieces = DeltaKeyFactors::kBytes / kPiece;
     const int i = (2 * operand + half) * kSteps + s;
@@ -150,8 +150,8 @@ struct DeltaKeyBlock {
     }
   }
 
-  /// Sums of keys' rows, then of queries' rows, by keys: of rows and columns below 8 and of both above, each by a halving of 1, 2 and 4 tokens, of which
-  /// each pair has one; and of rows above and columns below. `own`: of queries alone, rows below by columns below and above by above.
+  /// Sums of keys' rows, then of queries' rows, by keys: of rows and columns below 8 and of both above, each by a halving of 1, 2 and 4 tokens, of
+  /// which each pair has one; and of rows above and columns below. `own`: of queries alone, rows below by columns below and above by above.
   struct Pairs {
     float near[3][4] = {}, far[3][4] = {}, across[4] = {}, own[2][4] = {};
     /// To near[0] and far[0], of row g and column 2t + e of an eight, the sums of their halving; zeros from the diagonal on.

@@ -14,8 +14,8 @@ namespace lethe::matrix_state {
 /// Whether the current device runs the code of compute capability 9.0, and not that of 8.0.
 bool runs_hopper_code();
 
-/// The arrays that a backward reads of what was before it: S, r and their units, and Wᵀ. Where a forward leaves them, also the keys' numbers; they lie in what it is
-/// given for them one after the other, kept_delta_bytes() a chunk, since all but the last one's sizes are multiples of 256 bytes.
+/// The arrays that a backward reads of what was before it: S, r and their units, and Wᵀ. Where a forward leaves them, also the keys' numbers; they
+/// lie in what it is given for them one after the other, kept_delta_bytes() a chunk, since all but the last one's sizes are multiples of 256 bytes.
 inline DeltaArrays take_left_arrays(Workspace& memory, const Shape& shape, bool by_forward) {
   const int64_t chunks = shape.batch * shape.heads * ((shape.key_length + kChunk - 1) / kChunk),
                 row_tiles = (shape.key_dim + 63) / 64, tiles = (shape.value_dim + 63) / 64 * chunks;

@@ -26,8 +26,8 @@ constexpr int kFragments = kLowerBlocks * 32 * sizeof(uint4);
 /// A sum of 16 rows × 64 columns: of lane 4g + t, tile c, number e: row g + 8·(e / 2), column 8c + 2t + e % 2.
 using Sums = float[8][4];
 
-// A lane's addresses in a tile, which begins at a multiple of 1024: that of the first piece, and of others by its bits. What changes with the chunk comes
-// first, so that few addresses outlive it.
+// A lane's addresses in a tile, which begins at a multiple of 1024: that of the first piece, and of others by its bits. What changes with the chunk
+// comes first, so that few addresses outlive it.
 __device__ __forceinline__ uint32_t at_piece(uint32_t address, int piece) { return address ^ piece << 4; }
 
 /// Rows lane % 16, pieces lane / 16: a left operand's, or a transposed right one's.
@@ -145,7 +145,8 @@ struct Weighted {
   }
 };
 
-/// sums += outer · A B by rows, or −=: A 16 rows from `fragment(k)`, columns times `factors`; B the tile's rows. `outer` are powers of two. Meanwhile rows are divided by units, which are not far below `own`, the size of the numbers that are there.
+/// sums += outer · A B by rows, or −=: A 16 rows from `fragment(k)`, columns times `factors`; B the tile's rows. `outer` are powers of two. Meanwhile
+/// rows are divided by units, which are not far below `own`, the size of the numbers that are there.
 template <bool kSubtract, typename Fragment>
 __device__ __forceinline__ void multiply_weighted(Sums& sums, const float (&outer)[2], const float (&own)[2],
                                                   const Fragment& fragment, const float* factors, uint32_t tile,
@@ -305,7 +306,8 @@ __device__ __forceinline__ bool sees(int row, int column, int first_seen) {
   return static_cast<unsigned>(column - first_seen) <= static_cast<unsigned>(row - first_seen);
 }
 
-/// This warp's rows of products with keys, times D: keys up to the row less `before`, zeros after it. Masks are where the rows' own keys or a cut are.
+/// This warp's rows of products with keys, times D: keys up to the row less `before`, zeros after it. Masks are where the rows' own keys or a cut
+/// are.
 __device__ __forceinline__ void weigh_pairs(Sums& sums, const ChunkGates& gates, bool gated, int before, int block,
                                             int lane) {
   const int i0 = 16 * block + lane / 4, t = lane % 4;

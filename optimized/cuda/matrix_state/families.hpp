@@ -14,7 +14,8 @@ size_t chunk_workspace_bytes(const Shape& shape, const MatrixStateForm& form);
 
 /// vector_gates.cu: a gate a row, and perhaps one a column, by tensor cores.
 void vector_forward(const MatrixStateForward& arguments);
-/// The gradient of the value where columns have no gate, by a sweep in reverse: dv_j = Σ_{i ≥ j} (Σ_κ D_ijκ q_iκ k_jκ) dO_i. The next kernel may begin beside it.
+/// The gradient of the value where columns have no gate, by a sweep in reverse: dv_j = Σ_{i ≥ j} (Σ_κ D_ijκ q_iκ k_jκ) dO_i. The next kernel may
+/// begin beside it.
 ///
 /// writes  states, marks  those of VectorSweepArguments, and `first` the gradient of the initial state; null: not wanted
 void vector_sweep_back(const MatrixStateBackward& arguments, void* states, float* first, int32_t* marks);

@@ -40,7 +40,8 @@ __device__ inline void sum_key_crossings(const float (&pairs)[8][4], Place at, f
   store_sums_of_lanes(sums, to, at.lane);
 }
 
-/// A warp, of each lane's own sums: `after` becomes that of its lane and all later ones, `before` that of all earlier ones; returns that of all later ones.
+/// A warp, of each lane's own sums: `after` becomes that of its lane and all later ones, `before` that of all earlier ones; returns that of all later
+/// ones.
 __device__ __forceinline__ float sum_around(float& after, float& before, int lane) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {

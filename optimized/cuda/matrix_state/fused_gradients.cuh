@@ -1,15 +1,16 @@
 #pragma once
 // dq, dk, dv and d log f of a segment of a head, from the states before its chunks: the second of the two kernels (fused.hpp), in reverse time.
 //
-// A warp owns 16 of a chunk's tokens, as keys and then as queries, and 16 rows of R, in float accumulators. Weights of pairs are computed once, of keys by
-// queries: P and dP are left operands of dv and dk from registers, and dP of dq by way of shared memory. A chunk is
+// A warp owns 16 of a chunk's tokens, as keys and then as queries, and 16 rows of R, in float accumulators. Weights of pairs are computed once, of
+// keys by queries: P and dP are left operands of dv and dk from registers, and dP of dq by way of shared memory. A chunk is
 //
 //   its tiles are there                                          barrier
 //   R, rounded to 16 bits, to shared memory
 //   P = K Qᵀ, dP = V dOᵀ, weighted by D; dP to shared memory     barrier
 //   dk, dv and the next R, dq
 //
-// float16: R, P and dP of a chunk are each divided by a power of two. P and dP come up to 2^14, so that rows 2^-28 times as large keep all their bits.
+// float16: R, P and dP of a chunk are each divided by a power of two. P and dP come up to 2^14, so that rows 2^-28 times as large keep all their
+// bits.
 
 #include <type_traits>
 

@@ -1,7 +1,7 @@
 #pragma once
-// The recurrence itself, token by token in float: every gate, the delta rule, every input type. A CTA is one head, whose state lies in registers: each
-// thread holds 8 rows × 4 columns. The lanes of a warp cover all rows, so sums over rows stay in the warp; sums over columns are completed at the end of
-// a chunk, in shared memory. Inputs come a chunk ahead, converted to float and with gates instead of their logarithms.
+// The recurrence itself, token by token in float: every gate, the delta rule, every input type. A CTA is one head, whose state lies in registers:
+// each thread holds 8 rows × 4 columns. The lanes of a warp cover all rows, so sums over rows stay in the warp; sums over columns are completed at
+// the end of a chunk, in shared memory. Inputs come a chunk ahead, converted to float and with gates instead of their logarithms.
 
 #include "optimized/cuda/matrix_state/scan_sums.cuh"
 

@@ -11,8 +11,8 @@ namespace lethe::matrix_state {
 
 constexpr int kSegment = 64;  ///< tokens between two states that the backward keeps
 
-/// The passes over a head's tokens. S_t is the state after token t, S̄_t the decayed one before its write; n_t what is written, β_t r_t with the delta
-/// rule; R_t is the gradient of S_t, R̄_t that of S̄_t.
+/// The passes over a head's tokens. S_t is the state after token t, S̄_t the decayed one before its write; n_t what is written, β_t r_t with the
+/// delta rule; R_t is the gradient of S_t, R̄_t that of S̄_t.
 enum class Scan {
   kForward,  ///< o = Sᵀq, the last state
   kQuery,    ///< dq = S dO; r; the state after every segment

@@ -1,8 +1,8 @@
 #pragma once
 // A head's tokens in segments of kSegmentChunks chunks, a CTA each, so that few heads fill a GPU.
 //
-// A CTA reads its keys and values twice: first for the sum that they add to the state, then, with the state before the segment at hand, for all else. The
-// second time they come from the L2 cache. Between, a warp waits for its part of the state after the segment before and hands on
+// A CTA reads its keys and values twice: first for the sum that they add to the state, then, with the state before the segment at hand, for all else.
+// The second time they come from the L2 cache. Between, a warp waits for its part of the state after the segment before and hands on
 //
 //   after = E · before + sum        E: the product of the segment's gates
 //

@@ -1,5 +1,5 @@
-// One token of a matrix state: the state is read, decayed, written and read out while it lies in registers. A CTA has 64 columns of a head, a thread four
-// of them in four or eight rows.
+// One token of a matrix state: the state is read, decayed, written and read out while it lies in registers. A CTA has 64 columns of a head, a thread
+// four of them in four or eight rows.
 
 #include "optimized/cuda/matrix_state/scan_parts.cuh"
 

@@ -1,16 +1,16 @@
 #pragma once
 // A pass of a matrix state over the tokens of one segment of a head (segments.cuh) and one tile of columns (SweepArguments), in chunks of 64 tokens.
 //
-// Each of the four warps owns 16 of the chunk's rows and 16 of every 64 rows of the state, which stays in float accumulators. The next chunk's tiles come
-// while one is in work. A chunk is
+// Each of the four warps owns 16 of the chunk's rows and 16 of every 64 rows of the state, which stays in float accumulators. The next chunk's tiles
+// come while one is in work. A chunk is
 //
 //   its tiles are there                                  barrier
 //   the state, rounded to 16 bits, to shared memory
 //   P = A Bᵀ, weighted by D                              barrier
 //   O = E ∘ (A S) + P C;   S = E_C S + (b·D_C)ᵀ C
 //
-// and where the segment is summed first only the last line's second half. float16: the rounded state and each row of P are divided by a power of two, so
-// that neither overflows nor becomes subnormal.
+// and where the segment is summed first only the last line's second half. float16: the rounded state and each row of P are divided by a power of two,
+// so that neither overflows nor becomes subnormal.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

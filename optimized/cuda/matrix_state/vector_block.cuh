@@ -1,8 +1,9 @@
 #pragma once
 // The gradients of 16 tokens by each other: the halvings of vector_gradient.cuh that stay within a block.
 //
-// At each halving a token has a gradient so far, relative to the beginning or end of its run, and an operand relative to the run's middle. Their product times the
-// gates of the run's other half, a factor of all its tokens, is what the token gives to each of these gates: it needs no sum of its own.
+// At each halving a token has a gradient so far, relative to the beginning or end of its run, and an operand relative to the run's middle. Their
+// product times the gates of the run's other half, a factor of all its tokens, is what the token gives to each of these gates: it needs no sum of its
+// own.
 
 #include <type_traits>
 
@@ -171,7 +172,8 @@ struct VectorBlock {
       }
   }
 
-  /// The rest of it: pairs of neighbours, which are a lane's, and tokens with themselves. Reads q, k and f, and after halve() nothing else of the operands.
+  /// The rest of it: pairs of neighbours, which are a lane's, and tokens with themselves. Reads q, k and f, and after halve() nothing else of the
+  /// operands.
   ///
   /// with_itself_at: where the block's pairs of tokens with themselves are, in float
   template <typename Unit>

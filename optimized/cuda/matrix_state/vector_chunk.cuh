@@ -23,13 +23,13 @@ struct VectorGradientArguments {
   /// `states`, `grad_states` are left operands of Sᵀ, of Rᵀ, with rows and columns exchanged: bfloat16 alone, whose states have no unit
   bool transposed, grad_transposed;
   float *state_units, *grad_units;  ///< [tiles, B·H, chunks, warp]: the powers of two that float16's are divided by
-  /// How many chunks' S are there, [tiles, B·H], and how many chunks' R, from the last one on, [B·H, tiles of columns]; zero before their kernels begin.
-  /// Null: a kernel that reads them begins when these have ended
+  /// How many chunks' S are there, [tiles, B·H], and how many chunks' R, from the last one on, [B·H, tiles of columns]; zero before their kernels
+  /// begin. Null: a kernel that reads them begins when these have ended
   int32_t *state_marks, *grad_marks;
 };
 
-/// Bytes of what vector_pairs leaves of a chunk: B as a tile of 64 × 64 lies in shared memory, B_ii, the powers of two that four times 16 rows of B are
-/// divided by, and E_C of up to 128 columns.
+/// Bytes of what vector_pairs leaves of a chunk: B as a tile of 64 × 64 lies in shared memory, B_ii, the powers of two that four times 16 rows of B
+/// are divided by, and E_C of up to 128 columns.
 struct PairRecord {
   static constexpr int kDiagonal = kTokens * kTokens * 2, kUnits = kDiagonal + kTokens * 4, kTotals = kUnits + 16,
                        kEnd = kTotals + 128 * 4, kBytes = (kEnd + 127) / 128 * 128;
@@ -70,7 +70,8 @@ __device__ inline RowTile row_tile(const VectorGradientArguments& p, unsigned in
           chunk};
 }
 
-/// Calls work with each of a warp's blocks of 16 tokens of a chunk: one of four, or two whose pairs with the tokens before them are as many for both warps.
+/// Calls work with each of a warp's blocks of 16 tokens of a chunk: one of four, or two whose pairs with the tokens before them are as many for both
+/// warps.
 template <int kWarps, typename Work>
 __device__ __forceinline__ void each_block(int warp, Work work) {
   static_assert(kWarps == 2 || kWarps == 4);
@@ -142,8 +143,8 @@ struct EightGates {
   }
 };
 
-/// Of a chunk's runs of 8 tokens and two rows the products of all gates, and from them a token's factors: from those in its eight (EightGates) to those in
-/// its run of 16, 32 and 64 tokens. Block m has 16 tokens, i is its first or second eight.
+/// Of a chunk's runs of 8 tokens and two rows the products of all gates, and from them a token's factors: from those in its eight (EightGates) to
+/// those in its run of 16, 32 and 64 tokens. Block m has 16 tokens, i is its first or second eight.
 struct ChunkProducts {
   float eight[8][2];
   __device__ __forceinline__ float sixteen(int m, int h) const { return eight[2 * m][h] * eight[2 * m + 1][h]; }

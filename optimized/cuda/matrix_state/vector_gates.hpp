@@ -15,8 +15,8 @@ constexpr int kMarkSteps = 8;  ///< chunks from one mark of those whose states o
 ///   out_i = read_scale · (S_iᵀ (E_i ∘ a_i)  +  write_scale Σ_{j ≤ i} (Σ_κ D_ijκ a_iκ b_jκ) c_j)       i, j in one block
 ///   S_i   = the state before the block;   S ← E_B S + write_scale Σ_j (D_Bj ∘ b_j) c_jᵀ
 ///
-/// D_ij is the product of the gates that separate i and j, E_i of those since the block began, of each row; a value gate does the same to each column. In
-/// reverse time token t has the gate of t + 1.
+/// D_ij is the product of the gates that separate i and j, E_i of those since the block began, of each row; a value gate does the same to each
+/// column. In reverse time token t has the gate of t + 1.
 struct VectorSweepArguments {
   Operand query, key, value;     ///< [B, T, H, rows], the same, [B, T, H, columns]
   Operand key_gate, value_gate;  ///< logarithms in float, [B, T, H, rows], [B, T, H, columns]; null: absent

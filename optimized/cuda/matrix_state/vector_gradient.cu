@@ -1,8 +1,8 @@
 // The gradients of gated_state with a gate a row, and perhaps one a column (vector_gradient.cuh).
 //
-// Rows and columns change places with query and dO, key and v, and the two gates: Σ_{i ≥ j} Σ_κv q_iκ dO_iv D_ijκ D'_ijv k_jκ v_jv. So one kernel gives the
-// gradients of k and f, and those of v and g. With gates of both, each side reads of the other what vector_pairs made of it; or in bfloat16, of up to 96 rows and
-// columns together, one kernel has both (vector_sides.cuh).
+// Rows and columns change places with query and dO, key and v, and the two gates: Σ_{i ≥ j} Σ_κv q_iκ dO_iv D_ijκ D'_ijv k_jκ v_jv. So one kernel
+// gives the gradients of k and f, and those of v and g. With gates of both, each side reads of the other what vector_pairs made of it; or in
+// bfloat16, of up to 96 rows and columns together, one kernel has both (vector_sides.cuh).
 #include "optimized/cuda/matrix_state/vector_gradient.cuh"
 
 #include <algorithm>
@@ -179,8 +179,8 @@ void launch_sides(const MatrixStateBackward& a, const BothSides& between) {
                   a.grad_query, a.grad_key, a.grad_key_gate, a.shape.value_dim},
       columns{a.grad_values, a.value, a.value_gate, a.shape.value_dim, nullptr, a.grad_value, a.grad_value_gate, 1};
   VectorGradientArguments of_rows = gradient_of(a, rows, columns, between.rows);
-  // Of an overlapping launch no kernel reads what the one before it writes: it begins beside that one's last CTAs. But for a key gate's gradient, whose CTAs
-  // wait for the states that they need: it begins when all CTAs before it have.
+  // Of an overlapping launch no kernel reads what the one before it writes: it begins beside that one's last CTAs. But for a key gate's gradient,
+  // whose CTAs wait for the states that they need: it begins when all CTAs before it have.
   if (!a.form.value_gate) {
     constexpr bool kLeavesStates = std::is_same_v<Element, __nv_bfloat16>;
     if constexpr (kLeavesStates) {

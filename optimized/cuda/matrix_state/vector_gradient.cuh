@@ -7,16 +7,16 @@
 //   dk_j = D_Cj ∘ (R v_j)       + Σ_{i ≥ j} D_ij ∘ B_ij q_i
 //   d log f_l = Σ_{i ≥ l} q_i ∘ E_i ∘ (scale S dO_i) + Σ_{j < l} k_j ∘ D_Cj ∘ (R v_j) + E_C ⟨S, R⟩ + Σ_{i ≥ l > j} q_i ∘ D_ij ∘ B_ij k_j
 //
-// S comes from vector_states; R from there too, or in bfloat16 without a gate a column from the sweep for dv (vector_sweep.cuh). With a gate a column both are,
-// in bfloat16, the same for both sides.
+// S comes from vector_states; R from there too, or in bfloat16 without a gate a column from the sweep for dv (vector_sweep.cuh). With a gate a column
+// both are, in bfloat16, the same for both sides.
 //
-// Halving (vector_sweep.cuh), from runs of 64 tokens to runs of 2: a token of an upper half has the operand q times the gates since the middle, one of a
-// lower half k times the gates up to it. One product of these with the symmetric B of the run's pairs is Σ_j D_ij B_ij k_j for the upper tokens and
-// Σ_i D_ij B_ij q_i for the lower ones, but for the token's own gates, by which what has been summed is multiplied from one halving to the next. The
-// pairs that gate l separates are, at each halving, those of the upper tokens from l on or of the lower ones before l: no difference is taken.
+// Halving (vector_sweep.cuh), from runs of 64 tokens to runs of 2: a token of an upper half has the operand q times the gates since the middle, one
+// of a lower half k times the gates up to it. One product of these with the symmetric B of the run's pairs is Σ_j D_ij B_ij k_j for the upper tokens
+// and Σ_i D_ij B_ij q_i for the lower ones, but for the token's own gates, by which what has been summed is multiplied from one halving to the next.
+// The pairs that gate l separates are, at each halving, those of the upper tokens from l on or of the lower ones before l: no difference is taken.
 //
-// A warp owns 16 rows of R, S, q, k and f, with tokens along the columns of its accumulators; of the tokens it copies, multiplies and stores a share. An
-// SM has several CTAs, of which some compute while another loads or stores.
+// A warp owns 16 rows of R, S, q, k and f, with tokens along the columns of its accumulators; of the tokens it copies, multiplies and stores a share.
+// An SM has several CTAs, of which some compute while another loads or stores.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_pair_warps.cuh"
@@ -25,8 +25,8 @@
 
 namespace lethe::matrix_state {
 
-/// The CTAs in the order in which their states come: from the last chunk on, of which R is there first; of the last quarter of the tiles, whose S are the
-/// last to be begun, after all others.
+/// The CTAs in the order in which their states come: from the last chunk on, of which R is there first; of the last quarter of the tiles, whose S are
+/// the last to be begun, after all others.
 template <int kRows>
 __device__ __forceinline__ RowTile tile_in_turn(const VectorGradientArguments& p, unsigned tiles) {
   const unsigned chunks = static_cast<unsigned>((p.length + kTokens - 1) / kTokens), late = tiles / 4,

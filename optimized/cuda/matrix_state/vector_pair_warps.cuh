@@ -17,15 +17,16 @@ struct VectorGradientShared {
   static constexpr int kKey = kTokens * kRows * 2, kGradValue = 2 * kKey, kValue = kGradValue + kTokens * kColumns * 2;
   static constexpr int kGates = kValue + kTokens * kColumns * 2, kPairs = kGates + kTokens * kRows * 4,
                        kPairBytes = PairRecord::kTotals + (kColumnGate ? kColumns * 4 : 0);
-  /// Of a warp's five left operands that wait, what its lanes hold: with 32 rows the first three are where B has nothing, above its blocks of 16 on the
-  /// diagonal. And of each row, the products of its gates.
+  /// Of a warp's five left operands that wait, what its lanes hold: with 32 rows the first three are where B has nothing, above its blocks of 16 on
+  /// the diagonal. And of each row, the products of its gates.
   static constexpr int kWaiting = 5, kInPairs = kRows == 32 ? 3 : 0;
   static constexpr int kOperands = kPairs + kPairBytes, kProducts = kOperands + kWarps * (kWaiting - kInPairs) * 512;
   static constexpr int kBytes = kProducts + kWarps * 4 * 128;
   static_assert(kPairBytes % 16 == 0);
 };
 
-/// Byte offset of the gate of a token and row: pairs of tokens have eights of rows exchanged, so that tokens 2t and rows g of a fragment are in different banks.
+/// Byte offset of the gate of a token and row: pairs of tokens have eights of rows exchanged, so that tokens 2t and rows g of a fragment are in
+/// different banks.
 template <int kRows>
 __device__ __forceinline__ uint32_t gate_offset(int token, int row) {
   return (token * kRows + (row ^ (token >> 1 & 3) << 3)) * 4;
@@ -145,8 +146,8 @@ struct VectorPairs {
     }
   }
 
-  /// Stores the warp's rows of dq and dk, which are in the places of q and k; and of d log f, which are in that of the gates but for what the tokens of a
-  /// block have in common.
+  /// Stores the warp's rows of dq and dk, which are in the places of q and k; and of d log f, which are in that of the gates but for what the tokens
+  /// of a block have in common.
   __device__ __forceinline__ void store() const {
     each_block<Shared::kWarps>(warp, [&](int block) {
       store_rows<2>(block, [&](int row, int piece, int further, bool inside, int64_t to) {
@@ -167,8 +168,8 @@ struct VectorPairs {
     });
   }
 
-  /// Calls work with each 16 bytes of a block's rows of kElement bytes an element that are the lane's: a row of the chunk, the piece of it, the row's distance
-  /// from it, whether there is such a token, and where it is in [B, T, H, rows].
+  /// Calls work with each 16 bytes of a block's rows of kElement bytes an element that are the lane's: a row of the chunk, the piece of it, the row's
+  /// distance from it, whether there is such a token, and where it is in [B, T, H, rows].
   template <int kElement, typename Work>
   __device__ __forceinline__ void store_rows(int block, Work work) const {
     constexpr int kPieces = kRows * kElement / 16, kRowsAtOnce = 32 / kPieces;

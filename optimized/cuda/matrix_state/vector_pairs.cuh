@@ -3,8 +3,8 @@
 //
 //   E_i ∘ a_i,   D_Cj ∘ b_j,   B_ij = scale Σ_κ D_ijκ a_iκ b_jκ,   E_C
 //
-// by halving (vector_sweep.cuh). A CTA is a chunk of a head. Its warps own 16 channels each while they multiply by gates, of a panel of 64 or of at most 32 in
-// all; then 16 rows of B each, or of 32 channels 32 rows.
+// by halving (vector_sweep.cuh). A CTA is a chunk of a head. Its warps own 16 channels each while they multiply by gates, of a panel of 64 or of at
+// most 32 in all; then 16 rows of B each, or of 32 channels 32 rows.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

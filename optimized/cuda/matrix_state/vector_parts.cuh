@@ -56,14 +56,14 @@ __device__ inline float power_below(float x) {
 }
 __device__ inline float inverse_of_power(float power) { return __uint_as_float(0x7f000000u - __float_as_uint(power)); }
 
-/// Of a product of two operands of one halving: which pairs (row g or g + 8, column 2t + e of the same eight) it is right for. 8 is the pairs of the two
-/// eights of a block, 0 the tokens with themselves, −1 no pair.
+/// Of a product of two operands of one halving: which pairs (row g or g + 8, column 2t + e of the same eight) it is right for. 8 is the pairs of the
+/// two eights of a block, 0 the tokens with themselves, −1 no pair.
 __device__ inline int halving_of(int row, int column) {
   return column > row ? -1 : column == row ? 0 : 1 << (31 - __clz(row ^ column));
 }
 
-/// From the address of a piece of a swizzled tile (ptx/address.cuh) that of the same piece `rows` rows below, where the sum of the rows' last three bits
-/// carries nothing; and of the pieces 16·k columns to the right.
+/// From the address of a piece of a swizzled tile (ptx/address.cuh) that of the same piece `rows` rows below, where the sum of the rows' last three
+/// bits carries nothing; and of the pieces 16·k columns to the right.
 template <int kColumns>
 __device__ __forceinline__ uint32_t rows_below(uint32_t address, int rows) {
   if constexpr (kColumns % 64 == 0) return (address ^ (rows & 7) << 4) + rows * (kColumns * 2);

@@ -26,8 +26,8 @@ struct VectorSweepShared {
   static constexpr int kBytes = kColumnGates + (kValueGate ? 4 * 2 * kColumnGateStage : 0);
 };
 
-/// The n-th meeting of the half of a CTA that sweeps (0) with the half that prepares (1). Each waits at a barrier of its own, since __syncthreads() is for
-/// threads that meet it in one place. Two alternate, so that a fast half doesn't arrive twice in one phase.
+/// The n-th meeting of the half of a CTA that sweeps (0) with the half that prepares (1). Each waits at a barrier of its own, since __syncthreads()
+/// is for threads that meet it in one place. Two alternate, so that a fast half doesn't arrive twice in one phase.
 __device__ __forceinline__ void meet_other_half(int half, int n) {
   const int first = 1 + 2 * (n % 2);
   ptx::named_barrier_arrive(first + 1 - half, kVectorThreads);
@@ -169,8 +169,8 @@ struct VectorPreparation {
         if constexpr (kWide == 64) return (at ^ (row & 7) << 4) + slot * 128 + row * (kRows * 4);
         else return (at ^ ((slot * (kWide / 8)) ^ (row & 7)) << 4) + row * (kRows * 4);
       };
-      // A row's 16 bits are read again for each halving, all rows before any operand is stored: registers for a and b, and for what is unpacked of them,
-      // would be too many, and a load that follows a store waits for it.
+      // A row's 16 bits are read again for each halving, all rows before any operand is stored: registers for a and b, and for what is unpacked of
+      // them, would be too many, and a load that follows a store waits for it.
       const auto load_halving = [&](auto half_of_run, uint32_t(&x)[kBlock]) {
 #pragma unroll
         for (int r = 0; r < kBlock; ++r)

@@ -127,7 +127,8 @@ struct VectorRows {
           product[i % 2] += a.x * (b.x * gates.x) + a.y * (b.y * gates.y);
         }
       } else {
-        // The diagonal of S Rᵀ, of rows g by columns below 8 and of rows g + 8 by those above: R's registers as a left operand are those of Rᵀ as a right one.
+        // The diagonal of S Rᵀ, of rows g by columns below 8 and of rows g + 8 by those above: R's registers as a left operand are those of Rᵀ as a
+        // right one.
         const uint32_t low[4] = {s[0], 0, 0, s[1]}, high[4] = {s[2], 0, 0, s[3]};
         ptx::multiply_add<Element>(products, low, r[0], r[1]);
         ptx::multiply_add<Element>(products, high, r[2], r[3]);

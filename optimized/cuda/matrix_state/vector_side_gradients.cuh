@@ -132,8 +132,8 @@ struct SideGradients {
         terms[0] = common.x, terms[1] = common.y;
       }
       block.multiply();
-      // Halves of 16 tokens: rows of the upper one by the lower one's keys, or keys of the lower one by the upper one's queries. And what the tokens give to the
-      // gates of the other block, by lane.
+      // Halves of 16 tokens: rows of the upper one by the lower one's keys, or keys of the lower one by the upper one's queries. And what the tokens
+      // give to the gates of the other block, by lane.
       float to_sibling[2];
       {
         uint32_t left[4], right[4];
@@ -183,8 +183,8 @@ struct SideGradients {
   }
   __device__ __forceinline__ uint32_t terms_at() const { return sums_at(2) + at.lane * 8; }
 
-  /// Stores dq and dk of a block through the warp's operands of halves of 8, or what is after these, which no warp needs any more: 16 tokens by 32 bytes of
-  /// each.
+  /// Stores dq and dk of a block through the warp's operands of halves of 8, or what is after these, which no warp needs any more: 16 tokens by
+  /// 32 bytes of each.
   __device__ __forceinline__ void store_block(int m, const float (&dq)[2][4], const float (&dk)[2][4]) const {
     const VectorSide& own = p.sides[at.side];
     const int64_t first = first_of_own();

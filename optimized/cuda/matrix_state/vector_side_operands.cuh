@@ -34,19 +34,20 @@ template <int kRowPanels, int kColumnPanels>
 struct VectorSidesShared {
   static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kPanel = 32;
   static constexpr int kTile = kSideTokens * kPanel * 2;
-  /// a and b, tokens by channels, then E ∘ a and D_C ∘ b; gates, then d log f; three halvings' operands, channels by tokens, then two and a and b of the last
-  /// block, then those of the first one too; before the chunk its gates' logarithms are in the places of two.
+  /// a and b, tokens by channels, then E ∘ a and D_C ∘ b; gates, then d log f; three halvings' operands, channels by tokens, then two and a and b of
+  /// the last block, then those of the first one too; before the chunk its gates' logarithms are in the places of two.
   static constexpr int kRight = kPanels * kTile, kGates = 2 * kRight, kOperands = 2 * kGates,
                        kOperand = kPanels * kTile;
-  /// Of each side B and its diagonal; S and R, blocks of rows by columns; E_C; products of eights; what E ∘ a in float16 is divided by; of d log f what a warp's
-  /// gates have in common.
+  /// Of each side B and its diagonal; S and R, blocks of rows by columns; E_C; products of eights; what E ∘ a in float16 is divided by; of d log f
+  /// what a warp's gates have in common.
   static constexpr int kPairs = kOperands + 3 * kOperand, kDiagonal = kSideTokens * kSideTokens * 2,
                        kPairBytes = kDiagonal + kSideTokens * 4, kStates = kPairs + 2 * kPairBytes,
                        kColumns = kColumnPanels * kPanel, kState = kRowPanels * kPanel * kColumns * 2,
                        kTotals = kStates + 2 * kState, kProducts = kTotals + kPanels * kPanel * 4,
                        kUnits = kProducts + kWarps * kSideBlocks * 128, kTerms = kUnits + (kWarps * 4 + 15) / 16 * 16,
                        kTermBytes = kSideBlocks * 64 + 32 * 8, kRest = kTerms + kWarps * kTermBytes;
-  /// What a warp has no registers for (SideOperands), then of whole heads E ∘ a in float16, channels by tokens; R in float, a block of 16 by 16 after the other.
+  /// What a warp has no registers for (SideOperands), then of whole heads E ∘ a in float16, channels by tokens; R in float, a block of 16 by 16 after
+  /// the other.
   static constexpr int kHalf = (kRest + 127) / 128 * 128, kBytes = kHalf + kOperand, kSums = kBytes,
                        kWholeBytes = kSums + 2 * kState;
 };
@@ -208,8 +209,8 @@ struct StateCopies {
   }
 };
 
-/// What a warp's operand x is divided by, so that it comes up to 2^13 in float16 (to 2^15 from 2^125 on) and numbers 2^-26 times as large keep all their bits:
-/// a power of two, not below 2^-92, by which sums are divided. Gates then only make it less, which below 2^-36 of the largest is lost.
+/// What a warp's operand x is divided by, so that it comes up to 2^13 in float16 (to 2^15 from 2^125 on) and numbers 2^-26 times as large keep all
+/// their bits: a power of two, not below 2^-92, by which sums are divided. Gates then only make it less, which below 2^-36 of the largest is lost.
 __device__ __forceinline__ float side_unit(const uint32_t (&x)[kSideBlocks][4]) {
   uint32_t most = 0, least = 0;
 #pragma unroll
@@ -331,8 +332,8 @@ struct SideOperands {
     }
   }
 
-  /// The last block's a and b to where the gradients read them, after the side's pairs in one eight, which read the operand there. The first one's stay in
-  /// registers.
+  /// The last block's a and b to where the gradients read them, after the side's pairs in one eight, which read the operand there. The first one's
+  /// stay in registers.
   __device__ __forceinline__ void store_last() const {
     constexpr int kLast = kSideBlocks - 1;
     const uint32_t(&a)[4] = left[kLast], (&b)[4] = right[kLast];
@@ -340,8 +341,8 @@ struct SideOperands {
     ptx::store_words(at.operands_at(kLast) + 512, {b[0], b[1], b[2], b[3]});
   }
 
-  /// The operands of halves of 16 and 8 tokens; scale E ∘ a and D_C ∘ b, channels by tokens, in the places of a and b; of whole heads E ∘ a in float16 as well,
-  /// divided by a unit.
+  /// The operands of halves of 16 and 8 tokens; scale E ∘ a and D_C ∘ b, channels by tokens, in the places of a and b; of whole heads E ∘ a in
+  /// float16 as well, divided by a unit.
   template <bool kWholeHeads>
   __device__ __forceinline__ void beyond_eights() const {
     const uint32_t operands = operand_at();

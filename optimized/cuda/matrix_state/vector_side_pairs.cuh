@@ -47,8 +47,8 @@ struct SidePairs {
     const uint32_t from = tile + ptx::swizzled_chunk<kSideTokens>(at.lane % 8 + at.lane / 16 * 8, at.lane / 8 % 2);
     ptx::load_matrices_transposed(to, steps_right<kSideTokens>(from, block) + half * (16 * kSideTokens * 2));
   }
-  /// Adds left · rightᵀ of two eights by 32 channels: to rows 0 to 7 that of 16 channels, to rows 8 to 15 that of the others. What else is in the rows has no
-  /// meaning.
+  /// Adds left · rightᵀ of two eights by 32 channels: to rows 0 to 7 that of 16 channels, to rows 8 to 15 that of the others. What else is in the
+  /// rows has no meaning.
   __device__ __forceinline__ static void add_eights(float (&low)[4], float (&high)[4], const uint32_t (&left)[4],
                                                     const uint32_t (&right)[4]) {
     ptx::multiply_add_8(low, left[0], left[1], right[0]);

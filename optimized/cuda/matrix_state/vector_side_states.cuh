@@ -1,12 +1,14 @@
 #pragma once
-// The states before each chunk and their gradients after it, of a gate a row and one a column, in bfloat16: what vector_sides.cuh reads. They are sums of float16
-// operands with units: of operands in bfloat16, which gates near 1 round on both sides, d log f and d log g are 0.36 % off over thousands of tokens, so 0.25 %.
+// The states before each chunk and their gradients after it, of a gate a row and one a column, in bfloat16: what vector_sides.cuh reads. They are
+// sums of float16 operands with units: of operands in bfloat16, which gates near 1 round on both sides, d log f and d log g are 0.36 % off over
+// thousands of tokens, so 0.25 %.
 //
 //   S ← E_C ∘ S ∘ E'_C + Σ_j (D_Cj ∘ k_j) (D'_Cj ∘ v_j)ᵀ                 from the first chunk on
 //   R ← E_C ∘ R ∘ E'_C + scale Σ_i (E_i ∘ q_i) (E'_i ∘ dO_i)ᵀ            from the last chunk on
 //
-// A CTA is a head. From the first chunk on it reads each tensor once, makes both sums, S from its own and leaves the other; then it goes back over those, which
-// are partly still in the L2 cache. Where the kernel after it has whole heads, it makes S alone. Channels are in panels of 32 with two warps each, 16 a warp; states in blocks of 16 by 16, spread over the warps.
+// A CTA is a head. From the first chunk on it reads each tensor once, makes both sums, S from its own and leaves the other; then it goes back over
+// those, which are partly still in the L2 cache. Where the kernel after it has whole heads, it makes S alone. Channels are in panels of 32 with two
+// warps each, 16 a warp; states in blocks of 16 by 16, spread over the warps.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_side_operands.cuh"
@@ -27,8 +29,8 @@ struct VectorSideStatesArguments {
 template <int kRowPanels, int kColumnPanels, bool kBoth>
 struct VectorSideStatesShared {
   static constexpr int kPanels = kRowPanels + kColumnPanels, kWarps = 2 * kPanels, kTile = kSideTokens * 32 * 2;
-  /// Two stages of a, if R is made, and b, tokens by channels, and gates; E ∘ a and D_C ∘ b, channels by tokens; of each channel E_C, the unit of D_C ∘ b and
-  /// that of E ∘ a.
+  /// Two stages of a, if R is made, and b, tokens by channels, and gates; E ∘ a and D_C ∘ b, channels by tokens; of each channel E_C, the unit of
+  /// D_C ∘ b and that of E ∘ a.
   static constexpr int kOperand = kPanels * kTile, kRight = kBoth ? kOperand : 0, kGates = kRight + kOperand,
                        kStage = kGates + 2 * kOperand, kScaled = 2 * kStage, kTotals = kScaled + kRight + kOperand,
                        kBytes = kTotals + kPanels * 32 * 16;

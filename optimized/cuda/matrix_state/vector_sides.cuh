@@ -2,16 +2,16 @@
 // The gradients of both sides of a matrix state with a gate a row and one a column: of 32 tokens of one head at a time, in bfloat16. A CTA has
 // one such chunk; or a whole head, from its last chunk on, and R with it.
 //
-// A side is two operands a, b and a gate a channel: q, k and f with the state's rows, dO, v and g with its columns. By halving (vector_sweep.cuh) a chunk's
-// tokens have the same operands in B_ij = scale Σ_κ D_ijκ a_iκ b_jκ, which the other side reads, and as what multiplies the other side's B in the gradients
-// (vector_gradient.cuh): each is made once, and each tensor read once.
+// A side is two operands a, b and a gate a channel: q, k and f with the state's rows, dO, v and g with its columns. By halving (vector_sweep.cuh) a
+// chunk's tokens have the same operands in B_ij = scale Σ_κ D_ijκ a_iκ b_jκ, which the other side reads, and as what multiplies the other side's B in
+// the gradients (vector_gradient.cuh): each is made once, and each tensor read once.
 //
 //   1  gates; halves of 4, 2 and 1 tokens               B of pairs in one eight
 //   2  halves of 16 and 8; E ∘ a and D_C ∘ b             B of other pairs
 //   3  gradients of both sides, by S and R and the other side's B, E ∘ a and D_C ∘ b; of a whole head R before the chunk
 //
-// Channels are in panels of 32 with two warps each; a warp has 16 of them and all 32 tokens, channels along the rows of its fragments. A warp waits for those of
-// the other side twice a chunk: before its gradients, and before it writes over what the other side's gradients are computed from.
+// Channels are in panels of 32 with two warps each; a warp has 16 of them and all 32 tokens, channels along the rows of its fragments. A warp waits
+// for those of the other side twice a chunk: before its gradients, and before it writes over what the other side's gradients are computed from.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/vector_side_gradients.cuh"
@@ -19,8 +19,8 @@
 
 namespace lethe::matrix_state {
 
-/// R of a whole head, in float, from the last chunk on: R ← E_C ∘ R ∘ E'_C + scale Σ_i (E_i ∘ q_i) (E'_i ∘ dO_i)ᵀ. A warp has blocks of 16 by 16 of its own:
-/// of a side that has more panels, since the other's warps have more of S and R to multiply.
+/// R of a whole head, in float, from the last chunk on: R ← E_C ∘ R ∘ E'_C + scale Σ_i (E_i ∘ q_i) (E'_i ∘ dO_i)ᵀ. A warp has blocks of 16 by 16 of
+/// its own: of a side that has more panels, since the other's warps have more of S and R to multiply.
 template <int kRowPanels, int kColumnPanels>
 struct HeadGradient {
   using Shared = VectorSidesShared<kRowPanels, kColumnPanels>;

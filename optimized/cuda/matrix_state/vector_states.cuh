@@ -16,8 +16,8 @@ struct VectorStatesShared {
   static constexpr int kStages = kColumns == 64 ? 3 : 2;
   static constexpr int kValue = kTokens * kRows * 2, kGates = kValue + kTokens * kColumns * 2,
                        kStage = kGates + kTokens * kGateStride<kRows>;
-  /// Of 16 rows and each block of 16 tokens what a lane holds of a left operand; of each half of a chunk the product of a row's gates; of each warp the
-  /// largest entry of its share of a state.
+  /// Of 16 rows and each block of 16 tokens what a lane holds of a left operand; of each half of a chunk the product of a row's gates; of each warp
+  /// the largest entry of its share of a state.
   static constexpr int kOperands = kStages * kStage, kTotals = kOperands + kRows / 16 * 4 * 512,
                        kLargest = kTotals + 2 * kRows * 4, kBytes = kLargest + kRows / 8 * 4;
 };

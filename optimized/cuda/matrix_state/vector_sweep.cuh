@@ -1,15 +1,16 @@
 #pragma once
-// A pass of a matrix state with a gate a row over the tokens of one head and 64 columns (VectorSweepArguments), in chunks of four blocks of 16 tokens.
+// A pass of a matrix state with a gate a row over the tokens of one head and 64 columns (VectorSweepArguments), in chunks of four blocks of
+// 16 tokens.
 //
-// Four warps prepare a chunk, a block each, while four sweep over the one before, 16 columns each: their part of Sᵀ stays in float accumulators, which
-// rounded to 16 bits are the left operand of the next product. They have less to do, and so copy and store, too. Between two chunks both meet.
+// Four warps prepare a chunk, a block each, while four sweep over the one before, 16 columns each: their part of Sᵀ stays in float accumulators,
+// which rounded to 16 bits are the left operand of the next product. They have less to do, and so copy and store, too. Between two chunks both meet.
 //
 //   prepare    E ∘ a and D_B ∘ b over a and b; P_ij = Σ_κ D_ijκ a_iκ b_jκ
 //   sweep      Oᵀ = Sᵀ (E ∘ a)ᵀ + Cᵀ Pᵀ;  Sᵀ = E_B Sᵀ + Cᵀ (D_B ∘ b), of one block after the other
 //
-// Halving: of i > j let 2n be the smallest aligned run of tokens that has both. The gates between them are those from j to the middle, times those from
-// the middle to i. So a token has one operand for every n = 1, 2, 4, 8: in the upper half of its run a times the gates since the middle, in the lower
-// b times those up to it. Both are products of gates: none is divided by, and 0 is 0.
+// Halving: of i > j let 2n be the smallest aligned run of tokens that has both. The gates between them are those from j to the middle, times those
+// from the middle to i. So a token has one operand for every n = 1, 2, 4, 8: in the upper half of its run a times the gates since the middle, in the
+// lower b times those up to it. Both are products of gates: none is divided by, and 0 is 0.
 //
 // float16: the rounded state and each row of P are divided by a power of two, so that neither overflows nor becomes subnormal.
 

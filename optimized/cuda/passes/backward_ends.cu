@@ -1,7 +1,8 @@
 // Before and after the main backward kernel, all bound by memory.
 //
-//   prepare   Δ_i = dO_i·o_i unless given, the rows' bias, accumulators to zero    reads o in two parts, dO; writes 40 bytes a query, 4 of dq
-//   finish    dq from float slices in fragment order to 16 bits in rows, unless another operator reads the slices   reads 4 bytes, writes 2 of each of dq
+//   prepare   Δ_i = dO_i·o_i unless given, the rows' bias, accumulators to zero: reads o in two parts, dO; writes 40 bytes a query, 4 of dq
+//   finish    dq from float slices in fragment order to 16 bits in rows, unless another operator reads the slices: reads 4 bytes, writes 2 of each
+//             of dq
 
 #include <cmath>
 

@@ -12,8 +12,9 @@ __device__ inline void multiply_add_8(float (&sum)[4], uint32_t left0, uint32_t 
       : "r"(left0), "r"(left1), "r"(right));
 }
 
-/// Four 8×8 matrices of 16-bit elements to shared memory, one 16-byte row address a lane, from registers as load_matrices (ptx/mma.cuh) leaves them there; with
-/// `_transposed`, as load_matrices_transposed does. Below compute capability 9.0, which has an instruction for it, each lane stores its words.
+/// Four 8×8 matrices of 16-bit elements to shared memory, one 16-byte row address a lane, from registers as load_matrices (ptx/mma.cuh) leaves them
+/// there; with `_transposed`, as load_matrices_transposed does. Below compute capability 9.0, which has an instruction for it, each lane stores its
+/// words.
 __device__ inline void store_fragments(uint32_t address, const uint32_t (&registers)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(registers[0]),

@@ -1,6 +1,6 @@
 #pragma once
-// The backwards of a layer's operators as plain functions, for an autograd node that spans several of them (gated_attention.cpp): what one hands to the
-// next need not be a tensor that anything else may see.
+// The backwards of a layer's operators as plain functions, for an autograd node that spans several of them (gated_attention.cpp): what one hands to
+// the next need not be a tensor that anything else may see.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,8 +17,8 @@ struct AttentionInputGradients {
 
 /// attention_inputs' backward.
 ///
-/// reads    gradients of its results; query_sums in place of gradients.query where it is defined: ∂query / query_scale of a query that has a norm or a
-///          rotation, [B·H, slices, kSliceFloats] as AttentionGradients::query_sums, of 16-bit products of head dim 64 or 128 on CUDA
+/// reads    gradients of its results; query_sums in place of gradients.query where it is defined: ∂query / query_scale of a query that has a norm or
+///          a rotation, [B·H, slices, kSliceFloats] as AttentionGradients::query_sums, of 16-bit products of head dim 64 or 128 on CUDA
 /// returns  the gradients of the products in their places (split_columns.hpp)
 AttentionInputGradients attention_inputs_backward(const HeadInputs& gradients, const at::Tensor& query_sums,
                                                   double query_scale, const AttentionInputProducts& products);

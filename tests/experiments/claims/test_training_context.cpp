@@ -53,7 +53,8 @@ class TrainingContext : public ClaimStudy {
     return experiment.measure(study).comparisons;
   }
 
-  /// Of the octave that ends at this part of the context, in the piece that begins at this position of the text. The claim reads the first 256 tokens.
+  /// Of the octave that ends at this part of the context, in the piece that begins at this position of the text. The claim reads the first
+  /// 256 tokens.
   static double loss(const Course& course, double end, double position) {
     const double of_stretch = end <= 1.0 / 16 ? course.early : end <= 1.0 / 2 ? course.middle : course.late;
     return of_stretch + (position < 128 ? 0.25 : position < 256 ? -0.25 : 1000);

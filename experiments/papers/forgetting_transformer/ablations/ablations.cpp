@@ -72,8 +72,8 @@ class Seeds {
       stretches.push_back(mean({first, first + part}));
   }
 
-  /// Of each seed the smallest advantage of FoX (LLaMA) over Transformer (LLaMA), less how far that seed's FoX is from the mean of the others where it is
-  /// farthest.
+  /// Of each seed the smallest advantage of FoX (LLaMA) over Transformer (LLaMA), less how far that seed's FoX is from the mean of the others where
+  /// it is farthest.
   Comparison little() const {
     Measurements differences(confidence_);
     const auto foxes = of_.find("FoX (LLaMA)"), transformers = of_.find("Transformer (LLaMA)");

@@ -26,7 +26,8 @@ std::vector<std::string> names_of(const std::string& row, const nlohmann::json& 
   return names;
 }
 
-/// The name of lowest loss among those that have run, by the mean over the seeds that two share, so never one that has diverged; the first where none has.
+/// The name of lowest loss among those that have run, by the mean over the seeds that two share, so never one that has diverged; the first where none
+/// has.
 std::string best_of(const std::vector<std::string>& names, const Measurements& losses) {
   std::string best = names.front();
   for (const std::string& name : names)

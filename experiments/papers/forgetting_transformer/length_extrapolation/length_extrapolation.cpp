@@ -14,8 +14,8 @@ namespace {
 
 const std::vector<std::string> kRows = {"FoX (LLaMA)", "Transformer (LLaMA)", "FoX (Pro)", "Transformer (Pro)"};
 
-/// Losses of one text in pieces of the longest length T', by stretches of positions around the training length T. All rows read the same tokens at the
-/// same positions, so their differences have neither another text nor other cold starts.
+/// Losses of one text in pieces of the longest length T', by stretches of positions around the training length T. All rows read the same tokens at
+/// the same positions, so their differences have neither another text nor other cold starts.
 struct Stretches {
   explicit Stretches(double confidence)
       : late(confidence), beyond(confidence), fall(confidence), rise(confidence), early(confidence), gain(confidence) {}

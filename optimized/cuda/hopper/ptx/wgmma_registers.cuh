@@ -1,6 +1,6 @@
 #pragma once
-// Lists of registers in the assembler text of wgmma, for the macros of its wrappers: LETHE_Dn(d, i), the operands d[i] to d[i + n − 1], and LETHE_Nn, the
-// names of the first n.
+// Lists of registers in the assembler text of wgmma, for the macros of its wrappers: LETHE_Dn(d, i), the operands d[i] to d[i + n − 1], and LETHE_Nn,
+// the names of the first n.
 
 // clang-format off
 #define LETHE_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

@@ -1,6 +1,6 @@
 #pragma once
-// Four k-steps of wgmma with 64 columns at once, whose descriptors are kStepA and kStepB times 16 bytes apart. Added inside, they take two additions a step, where
-// the compiler takes four instructions for those of single ones (wgmma.cuh's advance()).
+// Four k-steps of wgmma with 64 columns at once, whose descriptors are kStepA and kStepB times 16 bytes apart. Added inside, they take two additions
+// a step, where the compiler takes four instructions for those of single ones (wgmma.cuh's advance()).
 
 #include "optimized/cuda/hopper/ptx/wgmma.cuh"
 

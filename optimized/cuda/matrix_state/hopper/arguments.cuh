@@ -1,6 +1,7 @@
 #pragma once
 // What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 rows, for gradients of at most
-// 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's gradient.
+// 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's
+// gradient.
 
 #include "optimized/cuda/matrix_state/chunk_gates.cuh"
 #include "optimized/cuda/matrix_state/sweep.hpp"
@@ -42,7 +43,8 @@ struct Piece {
   }
 };
 
-/// The states after each of the first segments in order, of key [B, T, H, rows] and value [B, T, H, columns]: in reverse of the gradient, of query and dO.
+/// The states after each of the first segments in order, of key [B, T, H, rows] and value [B, T, H, columns]: in reverse of the gradient, of query
+/// and dO.
 struct SegmentArguments {
   CUtensorMap maps[2];  ///< of key and value
   Operand key, value;
@@ -64,8 +66,8 @@ struct SegmentArguments {
   bool only_last;       ///< of head_states: the state after the last segment alone is wanted
 };
 
-/// The states before every chunk that a forward leaves for its backward (kept_states.hpp), of one tile: in each head the rounded states, and then their units
-/// and the normaliser's columns.
+/// The states before every chunk that a forward leaves for its backward (kept_states.hpp), of one tile: in each head the rounded states, and then
+/// their units and the normaliser's columns.
 struct KeptStates {
   CUtensorMap states;  ///< [B, chunks · blocks · 64 rows, H, 64]
   bool wanted;         ///< by a forward

@@ -1,7 +1,7 @@
 #pragma once
 // All gradients of gated_state for a state of at most 128 × 64 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
-// (segments.cuh). S is what the forward left (kept_states.cuh), which warp 2 loads, without warpgroup 1; or computed again: a chunk's key and value are then
-// read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
+// (segments.cuh). S is what the forward left (kept_states.cuh), which warp 2 loads, without warpgroup 1; or computed again: a chunk's key and value
+// are then read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
 //
 //   warp 1         d log f of the chunks that are done
 //   warp 2         key, value and gates for S
@@ -13,8 +13,9 @@
 //
 // Above 64 rows warpgroup 3 computes dv (gradients_two_blocks.cuh).
 //
-// With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R apart.
-// With a gate a token and where S is what the forward left, warpgroup 3 divides and computes that gradient, its pairs queries by keys (gradients_divided.cuh).
+// With a normaliser dO is that over z·q already, and every dP of a query has the gradient of z·q besides; z and its gradient are a column of S and R
+// apart. With a gate a token and where S is what the forward left, warpgroup 3 divides and computes that gradient, its pairs queries by keys
+// (gradients_divided.cuh).
 //
 // float16: R, P and dP of a chunk and 16 rows of S are each divided by a power of two.
 

@@ -4,12 +4,13 @@
 //   A_ji = d_i D_ij q_i·k_j,   y_i = −dO_i·O_i = −Σ_j A_ji (dO_i·v_j) − d_i E_i q_i·(S dO_i)
 //   dP_ji = d_i D_ij (dO_i·v_j + y_i),   dq = dPᵀ K + d E (dO Sᵀ + y zᵀ),   dv = A dO + E K R,   R = E_C R + (q · d D)ᵀ [dO, y]
 //
-// so that dO is read as it came. The sum over what a query has, pairs with its own token among them, is exactly 0, since z·q divides what it is a sum of:
+// so that dO is read as it came. The sum over what a query has, pairs with its own token among them, is exactly 0, since z·q divides what it is a sum
+// of:
 //
 //   Σ_{j ≤ i} M_ji + d_i E_i q_i·(S dO_i + y_i z) = 0,   M_ji = A_ji (dO_i·v_j + y_i)
 //
-// and so d log f of a chunk has of queries from a token on −Σ_{j ≥ l} Σ_{i ≥ j} M_ji in place of differences of sums (gradients_gates.cuh). Pairs are queries
-// by keys: what a query has is summed by one warp alone, before dP gets it.
+// and so d log f of a chunk has of queries from a token on −Σ_{j ≥ l} Σ_{i ≥ j} M_ji in place of differences of sums (gradients_gates.cuh). Pairs are
+// queries by keys: what a query has is summed by one warp alone, before dP gets it.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
 
@@ -36,8 +37,8 @@ struct DividedPairs {
     return seen;
   }
 
-  /// What P is multiplied by: d_i D_ij and the scale, 0 of keys that a query doesn't see. All warps have the same code: a way for each would be four times as
-  /// much, which the instruction cache hasn't room for.
+  /// What P is multiplied by: d_i D_ij and the scale, 0 of keys that a query doesn't see. All warps have the same code: a way for each would be four
+  /// times as much, which the instruction cache hasn't room for.
   __device__ __forceinline__ void take_weights(float (&weights)[32]) const {
     const int of_lane = 2 * (place_.lane % 4);
 #pragma unroll
@@ -115,8 +116,8 @@ struct QueryShares {
   float sums[2], squares[2];
 };
 
-/// q·k and dO·v of a chunk, queries by keys, and what queries have of S: by a warpgroup. unit(n): of the n-th 16 rows of S, where those have one. `meanwhile`
-/// runs under the products.
+/// q·k and dO·v of a chunk, queries by keys, and what queries have of S: by a warpgroup. unit(n): of the n-th 16 rows of S, where those have one.
+/// `meanwhile` runs under the products.
 template <typename Element, typename Unit, typename Meanwhile>
 __device__ __forceinline__ QueryShares multiply_pairs(float (&scores)[32], float (&grads)[32],
                                                       const DividedTiles& tiles, const DividedGates& gates, Unit&& unit,
@@ -172,8 +173,8 @@ __device__ __forceinline__ float inverse_square(float square) {
   return square >= 0x1p-126f && square < 0x1p126f ? inverse : 0.0f;
 }
 
-/// y of a warp's queries as a column beside dO. Of float16 all have one unit, for which the warpgroup meets: sync(); `largest` is each warp's. also(column, half,
-/// row, y) of a lane's row.
+/// y of a warp's queries as a column beside dO. Of float16 all have one unit, for which the warpgroup meets: sync(); `largest` is each warp's.
+/// also(column, half, row, y) of a lane's row.
 template <typename Element, typename Column, typename Sync, typename Also>
 __device__ __forceinline__ void publish_queries(Column& to, const float (&y)[2], float (&largest)[kWarps], Place at,
                                                 Sync&& sync, Also&& also) {
@@ -213,8 +214,8 @@ __device__ __forceinline__ void add_divided(State& state, StateColumn& last, con
   last.add(product, kHalf ? __fmul_rn(y.unit, unit) : 1.0f);
 }
 
-/// A warpgroup: A and dP of every chunk, in 16 bits to shared memory, and before those y. Of bfloat16 a chunk's are stored under the next one's products; no
-/// copy of tiles or of S that these wait for depends on that. Of float16 they are found with their units when the chunk before was read.
+/// A warpgroup: A and dP of every chunk, in 16 bits to shared memory, and before those y. Of bfloat16 a chunk's are stored under the next one's
+/// products; no copy of tiles or of S that these wait for depends on that. Of float16 they are found with their units when the chunk before was read.
 template <typename Call>
 __device__ __forceinline__ void sweep_divided_pairs(const Call& call) {
   using Shared = typename Call::Shared;

@@ -1,14 +1,14 @@
 #pragma once
-// dq, dk, dv and d log f where the gradients' kernel divides (gradients_divided.cuh). Each has sums of its own, so that all products with states are issued at once, and
-// no product is waited for that has just been: dq's with pairs runs under dk's dot products, dk's and dv's under what dq loses along q. dv leaves under the
-// next chunk's first products.
+// dq, dk, dv and d log f where the gradients' kernel divides (gradients_divided.cuh). Each has sums of its own, so that all products with states are
+// issued at once, and no product is waited for that has just been: dq's with pairs runs under dk's dot products, dk's and dv's under what dq loses
+// along q. dv leaves under the next chunk's first products.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_divided.cuh"
 
 namespace lethe::matrix_state {
 
-/// What a lane's rows of dq have along q is taken away: exactly that is 0, since a query times a number has the same values. It is what rounding has left, of
-/// dP most of all. `inverse_squares`: of the chunk's queries.
+/// What a lane's rows of dq have along q is taken away: exactly that is 0, since a query times a number has the same values. It is what rounding has
+/// left, of dP most of all. `inverse_squares`: of the chunk's queries.
 template <typename Element>
 __device__ __forceinline__ void remove_along(float (&sum)[32], const char* query, const float* inverse_squares,
                                              Place at) {
@@ -174,8 +174,8 @@ __device__ __forceinline__ void sweep_divided_outputs(const Call& call) {
   if (call.lane == 0) ptx::bulk_wait<0>();
 }
 
-/// A warp: d log f of every chunk, when its stage is free again and before it is filled. As store_gate_gradients, but a lane's addresses run on: in few
-/// instructions.
+/// A warp: d log f of every chunk, when its stage is free again and before it is filled. As store_gate_gradients, but a lane's addresses run on: in
+/// few instructions.
 template <typename Call>
 __device__ __forceinline__ void store_divided_gate_gradients(const Call& call) {
   const auto& p = call.p;

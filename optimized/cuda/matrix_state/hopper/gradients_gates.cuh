@@ -3,15 +3,16 @@
 //
 //   Σ_{i ≥ l} A_i − Σ_{j ≥ l} B_j,   A_i = Σ_{j < i} M_ji,   B_j = Σ_{i > j} M_ji
 //
-// of the weighted products M, without those of a token with itself: differences of sums of one chunk, so that no error grows with the length. What tokens
-// share with states outside the chunk is summed over exactly those that the gate separates.
+// of the weighted products M, without those of a token with itself: differences of sums of one chunk, so that no error grows with the length. What
+// tokens share with states outside the chunk is summed over exactly those that the gate separates.
 
 #include "optimized/cuda/matrix_state/fused_crossings.cuh"
 #include "optimized/cuda/tile/row_sums.cuh"
 
 namespace lethe::matrix_state {
 
-/// A − B of a warp's 16 keys, by query: A of all, B of those that are its keys. Of M's numbers a lane has keys g and g + 8, queries 8n + 2t and the next.
+/// A − B of a warp's 16 keys, by query: A of all, B of those that are its keys. Of M's numbers a lane has keys g and g + 8, queries 8n + 2t and the
+/// next.
 struct PairSums {
   float of_queries[16] = {}, of_keys[2] = {};
 

@@ -1,6 +1,6 @@
 #pragma once
-// The gradients of a state of at most 64 rows: one warpgroup computes P and dP, another dq, dk and dv of the chunk before. These three are stored from shared
-// memory that no product reads, so that operands are free as soon as they are read; but for dk of a normalised call without
+// The gradients of a state of at most 64 rows: one warpgroup computes P and dP, another dq, dk and dv of the chunk before. These three are stored
+// from shared memory that no product reads, so that operands are free as soon as they are read; but for dk of a normalised call without
 // left states, which leaves from dP's place.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
@@ -46,7 +46,8 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     ptx::undefined(sum);
     ptx::fence_registers(sum);
   };
-  // The n-th of a chunk's results, dq, dk and dv, leaves from a place in turn, which the store before the last one has left; of a normalised call dk from dP's.
+  // The n-th of a chunk's results, dq, dk and dv, leaves from a place in turn, which the store before the last one has left; of a normalised call dk
+  // from dP's.
   const auto store = [&](auto result, uint32_t chunk_parity, const float(&sum)[32], float unit, int64_t first) {
     constexpr int kResult = decltype(result)::value, kYounger = kKeyInPairs && kResult == 0 ? 0 : 1;
     const int tile = kKeyInPairs                    ? (kResult == 1 ? Shared::kPairs : Shared::kOut)
@@ -90,7 +91,8 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     ptx::mbarrier_wait(&small.full[at.index], at.parity);
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
     if constexpr (!kGated && !kHalf && !kNormalized) {
-      // Nothing is scaled or added between a product with a state and that with pairs: both are one batch, which runs under the stores of the one before.
+      // Nothing is scaled or added between a product with a state and that with pairs: both are one batch, which runs under the stores of the one
+      // before.
       ptx::mbarrier_wait(&small.pairs_full, parity);
       start(out);
       ptx::wgmma_fence();

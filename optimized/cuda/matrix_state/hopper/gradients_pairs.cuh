@@ -6,8 +6,8 @@
 
 namespace lethe::matrix_state {
 
-/// P and dP weighted by D, zero for queries before the key; what their products give to d log f. A warp leaves out the queries before its keys, and masks
-/// those after them where a cut is in the chunk. With a normaliser each query's dP has the gradient of z·q besides.
+/// P and dP weighted by D, zero for queries before the key; what their products give to d log f. A warp leaves out the queries before its keys, and
+/// masks those after them where a cut is in the chunk. With a normaliser each query's dP has the gradient of z·q besides.
 template <typename Element, bool kGated, bool kNormalized>
 __device__ __forceinline__ void weigh_pairs(float (&scores)[32], float (&grads)[32], const ChunkGates& gates,
                                             const float* grad_normalizer, float scale, float* crossings, Place at) {
@@ -91,8 +91,9 @@ struct PairMasks {
   }
 };
 
-/// weigh_pairs with gates and no normaliser by one way for all warps: four ways are more than the instruction cache has room for. A pair that is not seen has
-/// the weight 0; only beside a cut is it selected, so that a later token of one sequence that is no number spoils the chunk's gradients before it.
+/// weigh_pairs with gates and no normaliser by one way for all warps: four ways are more than the instruction cache has room for. A pair that is not
+/// seen has the weight 0; only beside a cut is it selected, so that a later token of one sequence that is no number spoils the chunk's gradients
+/// before it.
 __device__ __forceinline__ void weigh_pairs_in_one_way(float (&scores)[32], float (&grads)[32], const ChunkGates& gates,
                                                        float scale, float* crossings, const PairMasks& masks,
                                                        Place at) {

@@ -53,7 +53,8 @@ struct GradientsShared {
   static_assert(sizeof(Divided) - offsetof(Divided, grad_state) >= kFromOuterVector);
   static constexpr int kRebuild = kStages * kStage, kStates = kRebuild + kRebuildStages * kRebuildStage;
   static constexpr int kGradState = kStates + kSlots * kState, kPairs = kGradState + kState, kOut = kPairs + kPanel;
-  /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call without left states, which has no room for both, dk from dP's place.
+  /// Of one block results leave from kOut and kKeyOut in turn; of a normalised call without left states, which has no room for both, dk from dP's
+  /// place.
   static constexpr int kScores = kOut + kPanel, kKeyOut = kNormalized && !kKept ? kPairs : kScores + kPanel;
   static constexpr int kGates = kScores + (kBlocks == 1 ? (kNormalized && !kKept ? 1 : 2) * kPanel : 0),
                        kRebuildGates = kGates + kStages * sizeof(Gates);
@@ -125,11 +126,11 @@ struct Gradients {
   __device__ char* scores() const { return memory + Shared::kScores; }
   /// Whether the outer products with z and its gradient are steps of products: not of float16, whose S and R have units that these haven't.
   static constexpr bool kOuterInProducts = kDivides && !kHalf;
-  /// Whether warps read units or z of a place of S by loads, and the place is used again before its segment ends: it is given back when a product has what they
-  /// were multiplied into, which no arrival waits for otherwise.
+  /// Whether warps read units or z of a place of S by loads, and the place is used again before its segment ends: it is given back when a product has
+  /// what they were multiplied into, which no arrival waits for otherwise.
   static constexpr bool kReadsBesideState = kKept && (kHalf || kNormalized);
-  /// Where S comes without the scale and nothing else is scaled between products, P, dP and R go without it, too, and results get it: as a factor of the
-  /// first two, of R, and of results.
+  /// Where S comes without the scale and nothing else is scaled between products, P, dP and R go without it, too, and results get it: as a factor of
+  /// the first two, of R, and of results.
   static constexpr bool kScalesResults = kKept && !kGated && !kHalf && !kNormalized && kBlocks == 1;
   __device__ float pair_scale() const { return kScalesResults ? 1.0f : p.scale; }
   __device__ float grad_state_factor() const { return kScalesResults ? 1.0f / p.scale : 1.0f; }
@@ -160,8 +161,8 @@ struct Gradients {
     bool begins;      ///< a segment after the first
   };
 
-  /// S of a segment's m-th chunk by time. Slots are free again from the latest chunk on, so that the next segment, whose S come in order of time, takes
-  /// them the other way round.
+  /// S of a segment's m-th chunk by time. Slots are free again from the latest chunk on, so that the next segment, whose S come in order of time,
+  /// takes them the other way round.
   __device__ int slot_of(int segment, int m) const { return (segment - piece.begin) % 2 ? Shared::kSlots - 1 - m : m; }
   /// Of the slot's use in a segment. Of those that the piece's first segment has no chunk for, that is not the first one.
   __device__ uint32_t parity_of(int segment, int slot) const {

@@ -104,8 +104,8 @@ __device__ __forceinline__ float product_of_states(const float (&grad)[32], uint
   return even + odd;
 }
 
-/// R of a warpgroup. Of one block the sum of a segment is apart, so that pieces begin with the same bits (State); of two R is one sum, and a piece begins with
-/// what head_states summed in the same order.
+/// R of a warpgroup. Of one block the sum of a segment is apart, so that pieces begin with the same bits (State); of two R is one sum, and a piece
+/// begins with what head_states summed in the same order.
 template <bool kGated, int kBlocks>
 struct GradState {
   float running[kBlocks][32];

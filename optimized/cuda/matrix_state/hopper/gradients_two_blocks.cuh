@@ -1,6 +1,6 @@
 #pragma once
-// The gradients of a state of 65 to 128 rows, for whose results shared memory has no place but that of operands: dv by the warpgroup of the pairs, dk and
-// dq by another. dk leaves from R's place, dq from those of the chunk's values and of dP.
+// The gradients of a state of 65 to 128 rows, for whose results shared memory has no place but that of operands: dv by the warpgroup of the pairs, dk
+// and dq by another. dk leaves from R's place, dq from those of the chunk's values and of dP.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
 

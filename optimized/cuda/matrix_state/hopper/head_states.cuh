@@ -1,6 +1,6 @@
 #pragma once
-// The states after a head's segments by a CTA that sweeps the head, with the bits of segment_sums and join_segments (segments.cuh), whose states go to memory
-// and back once more: where heads suffice for all multiprocessors, or where those that are left sweep heads' beginnings beside it.
+// The states after a head's segments by a CTA that sweeps the head, with the bits of segment_sums and join_segments (segments.cuh), whose states go
+// to memory and back once more: where heads suffice for all multiprocessors, or where those that are left sweep heads' beginnings beside it.
 
 #include "optimized/cuda/matrix_state/hopper/segments.cuh"
 
@@ -20,8 +20,8 @@ struct HeadStatesShared {
   static_assert(kFull % 8 == 0 && 2 * (kBytes + 1024) <= 228 * 1024);
 };
 
-/// A CTA: a tile of columns of a head's states after its first segments, 64 rows a warpgroup. By time, of a normalised call with z; or, kGradient and not
-/// normalised, in reverse R with the bits of gradients_states.cuh for two blocks, where it is one sum.
+/// A CTA: a tile of columns of a head's states after its first segments, 64 rows a warpgroup. By time, of a normalised call with z; or, kGradient and
+/// not normalised, in reverse R with the bits of gradients_states.cuh for two blocks, where it is one sum.
 template <typename Element, bool kGated, int kBlocks, bool kGradient, bool kNormalized>
 __global__ void __launch_bounds__(HeadStatesShared<kGated, kBlocks, kNormalized>::kThreads, 2)
     head_states(const __grid_constant__ SegmentArguments p) {

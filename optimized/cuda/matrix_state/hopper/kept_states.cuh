@@ -1,5 +1,6 @@
 #pragma once
-// The states before each chunk, rounded to 16 bits as the forward reads them: left by the forward where a backward follows, and read there (KeptStates).
+// The states before each chunk, rounded to 16 bits as the forward reads them: left by the forward where a backward follows, and read there
+// (KeptStates).
 
 #include "optimized/cuda/hopper/ptx/elect.cuh"
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"
@@ -7,7 +8,8 @@
 
 namespace lethe::matrix_state {
 
-/// A warp of the forward, whose 16 rows of chunk n's S are in shared memory: they leave from there. z(half): a lane's rows of the normaliser's column.
+/// A warp of the forward, whose 16 rows of chunk n's S are in shared memory: they leave from there. z(half): a lane's rows of the normaliser's
+/// column.
 template <typename Call, typename Column>
 __device__ __forceinline__ void leave_state(const Call& call, int buffer, int n, int block, float inverse_unit,
                                             Column&& z) {
@@ -34,8 +36,8 @@ __device__ __forceinline__ void wait_until_state_left(const Call& call) {
   __syncwarp();
 }
 
-/// A warp of the backward: S of every chunk. What warps read of it by loads, units and z, comes by stores of this warp: an arrival at state_empty orders loads
-/// before these, not before what the copy engine writes.
+/// A warp of the backward: S of every chunk. What warps read of it by loads, units and z, comes by stores of this warp: an arrival at state_empty
+/// orders loads before these, not before what the copy engine writes.
 template <typename Call>
 __device__ __forceinline__ void load_kept_states(const Call& call) {
   using Shared = typename Call::Shared;

@@ -1,7 +1,7 @@
 #pragma once
-// A column of the state that is kept apart from the values' columns, in float: with a normaliser the last one, z, whose value is 1 at every token; of the
-// gradient R the last one, whose dO is the gradient of z·q. Products with it have eight columns, of which two are its two parts of 16 bits: together they
-// have 16 bits of each number's mantissa at least, of float16 also 24 bits of the largest.
+// A column of the state that is kept apart from the values' columns, in float: with a normaliser the last one, z, whose value is 1 at every token; of
+// the gradient R the last one, whose dO is the gradient of z·q. Products with it have eight columns, of which two are its two parts of 16 bits:
+// together they have 16 bits of each number's mantissa at least, of float16 also 24 bits of the largest.
 
 #include "optimized/cuda/hopper/ptx/wgmma_eight_columns.cuh"
 #include "optimized/cuda/hopper/ptx/wgmma_with_sums.cuh"
@@ -9,8 +9,8 @@
 
 namespace lethe::matrix_state {
 
-/// What a call does about a normaliser: there is none; values are divided by it; it is read for the gradients, in place of values; or values are divided, and
-/// what the backward divides by is left.
+/// What a call does about a normaliser: there is none; values are divided by it; it is read for the gradients, in place of values; or values are
+/// divided, and what the backward divides by is left.
 enum class Normalizer { kNone, kDivides, kGradients, kLeaves };
 
 /// 64 numbers x in two parts: element i of part s at [i / 8][s][i % 8]. As a right operand without a swizzle its columns are the two parts and six of
@@ -78,8 +78,8 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
   return y;
 }
 
-/// A column beside a tile's 64, of a product with 72: 16 rows of 128 bytes, eight swizzled pieces of 16 bytes each. Of row i of the tile the column's two parts
-/// begin piece `first + i / 16` of row i % 16, of which the product reads six numbers more that are in no sum; or all pieces are alike.
+/// A column beside a tile's 64, of a product with 72: 16 rows of 128 bytes, eight swizzled pieces of 16 bytes each. Of row i of the tile the column's
+/// two parts begin piece `first + i / 16` of row i % 16, of which the product reads six numbers more that are in no sum; or all pieces are alike.
 constexpr int kColumnPanel = 2048;
 
 template <typename Element>
@@ -106,8 +106,8 @@ __device__ __forceinline__ uint64_t advance_with_column(uint64_t descriptor, int
   return ptx::advance<16>(descriptor, static_cast<uint32_t>(k * (kStep + (kPieces - kStep) * 65536)));
 }
 
-/// 64 numbers by which a product of 64 columns gets, of each row an x, x times all of them besides: in a step of 16 of its sum, as parts of 16 bits, near
-/// twice and the rest. Their x has near, the rest and near again; what the rests' product would be is less than 2^-16 of the number.
+/// 64 numbers by which a product of 64 columns gets, of each row an x, x times all of them besides: in a step of 16 of its sum, as parts of 16 bits,
+/// near twice and the rest. Their x has near, the rest and near again; what the rests' product would be is less than 2^-16 of the number.
 struct alignas(16) OuterVector {
   uint4 rows[64];
 };

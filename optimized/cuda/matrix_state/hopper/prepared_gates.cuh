@@ -1,6 +1,6 @@
 #pragma once
-// The gates of every chunk, computed once before the kernel of gradients (gradients.cuh), whose warps would otherwise do so twice a chunk, behind loads of
-// one number a token.
+// The gates of every chunk, computed once before the kernel of gradients (gradients.cuh), whose warps would otherwise do so twice a chunk, behind
+// loads of one number a token.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/hopper/arguments.cuh"

@@ -24,8 +24,8 @@ inline int segments_before_last(const Shape& shape, int pieces) {
   return Piece(order_of(shape), pieces - 1, pieces).begin;
 }
 
-/// The heads that a forward, or a normaliser's pass before the backward, sweeps by a CTA each for a tile; and the pieces of the others, which would leave
-/// multiprocessors without work.
+/// The heads that a forward, or a normaliser's pass before the backward, sweeps by a CTA each for a tile; and the pieces of the others, which would
+/// leave multiprocessors without work.
 struct ForwardSplit {
   int whole_heads, pieces = 1;
   int second = 0;          // where the second of two pieces begins, whose state comes by head_states, or from the first
@@ -37,8 +37,8 @@ struct ForwardSplit {
     const bool few = ctas <= processors, shared = blocks_of(shape) == 1;  // two CTAs a multiprocessor
     const bool weighted = form.key_gate != MatrixStateForm::Gate::kNone || form.normalize;
     if (shared && !few) {
-      // Pieces of a last round read keys and values before them once more, and are slower (5 % on an H200). Where products bind, most multiprocessors that
-      // have two CTAs take longer: so heads of those end as second CTAs of the others, which wait for the state.
+      // Pieces of a last round read keys and values before them once more, and are slower (5 % on an H200). Where products bind, most multiprocessors
+      // that have two CTAs take longer: so heads of those end as second CTAs of the others, which wait for the state.
       const int cut = static_cast<int>(std::min(ctas - processors, 2 * processors - ctas) / tiles);
       if (!weighted || cut <= 0 || segments < 2) return;
       whole_heads -= cut;

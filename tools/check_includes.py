@@ -16,13 +16,16 @@ NOT_STD_OR_EIGEN = r"(?!Eigen/).*[/.].*|thread|mutex|shared_mutex|atomic|future|
 RULES = {
     "reference": (NOT_STD_OR_EIGEN, ["reference"]),
     "optimized/cuda": (r"(Eigen|torch|ATen|c10|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
-                       ["optimized/cuda", "optimized/layers", "optimized/coverage.hpp", "optimized/gate.hpp", "optimized/kept_states.hpp", "reference/problem.hpp"]),
+                       ["optimized/cuda", "optimized/layers", "optimized/coverage.hpp", "optimized/gate.hpp", "optimized/kept_states.hpp",
+                        "reference/problem.hpp"]),
     # The arguments of kernels of both devices, as plain data.
     "optimized/layers": (NOT_STD_OR_EIGEN + "|Eigen/.*", ["optimized/layers", "reference/problem.hpp"]),
     # ATen, but not the Torch binding: neither ours nor Torch's.
     "optimized/operators": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*", ["optimized/operators", "optimized/gate.hpp"]),
-    "optimized/cpu": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*", ["optimized/cpu", "optimized/operators", "optimized/layers", "optimized/gate.hpp"]),
-    "optimized/portable": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*", ["optimized/portable", "optimized/operators", "optimized/gate.hpp"]),
+    "optimized/cpu": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
+                      ["optimized/cpu", "optimized/operators", "optimized/layers", "optimized/gate.hpp"]),
+    "optimized/portable": (r"(Eigen|torch|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
+                           ["optimized/portable", "optimized/operators", "optimized/gate.hpp"]),
     "optimized/torch": (r"(Eigen|nlohmann|CLI|toml|libfccp|gtest|benchmark)\b.*",
                         ["optimized/torch", "optimized/operators", "optimized/cpu", "optimized/cuda", "optimized/portable",
                          "optimized/layers", "optimized/coverage.hpp", "optimized/kept_states.hpp", "reference/problem.hpp"]),

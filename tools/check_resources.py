@@ -21,9 +21,9 @@ THREADS = 256  # of the CTAs that a kernel of matrix products has on a multiproc
 PRODUCTS = r"forward_tiles|backward_keys|backward_queries|backward_wide"
 OF_CUDA = 1024  # bytes that CUDA reserves from compute capability 9.0 on
 
-# Bytes of a kernel's local memory, its spills included, by a pattern of its mangled name; 0 where none matches. As counted in the code of 8.0, which both
-# GPUs run, 9.0 and 12.0: the most are float32's forward at head dim 128 and the wide backward at 128, both on 8.0, and the keys' kernel at 64, which only
-# the fixed order has where there is shared memory for the wide one, on 12.0.
+# Bytes of a kernel's local memory, its spills included, by a pattern of its mangled name; 0 where none matches. As counted in the code of 8.0, which
+# both GPUs run, 9.0 and 12.0: the most are float32's forward at head dim 128 and the wide backward at 128, both on 8.0, and the keys' kernel at 64,
+# which only the fixed order has where there is shared memory for the wide one, on 12.0.
 LOCAL = [(r"ampere\w*forward_tilesIf\w*SizesILi128E", 480), (r"ampere\w*backward_wide\w*SizesILi128E", 296),
          (r"ampere\w*backward_keys\w*SweepSizesILi64E", 280),
          (r"ampere\w*(forward_tiles|backward_(keys|queries|wide))", 264), (r"scan_(norms_)?and_bound", 64)]

@@ -2,7 +2,8 @@
 """Checks that results/ is whole and that every table agrees with the data.
 
 * every CSV has the columns of its kind and the certificate of its claim beside it, with commit, machine and versions;
-* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, portable.md, matrix_state.md, attention_throughput.md, training_grid.md and results/README.md is what tools/report.py writes
+* every <claim>.md, <operator>_cpu.md, <operator>_cuda.md, portable.md, matrix_state.md, attention_throughput.md, training_grid.md and
+results/README.md is what tools/report.py writes
   from the data now;
 * so is every table between markers in a README file;
 * a claim that judges a file of measurements has judged the file that is there;
@@ -85,7 +86,8 @@ def faults(root, results):
         for claim in claims:
             yield from difference(folder / f"{claim.name}.md", claim_page(claim))
             yield from stale_data(root, claim)
-        for files, page in ((benchmark_files(folder), benchmark_page), (portable_data(folder), portable_page), (matrix_state_data(folder), matrix_state_page),
+        for files, page in ((benchmark_files(folder), benchmark_page), (portable_data(folder), portable_page),
+                            (matrix_state_data(folder), matrix_state_page),
                             (throughput_data(folder), throughput_page), (training_grid_data(folder), training_grid_page)):
             for path in files:
                 try:

@@ -5,14 +5,14 @@ usage: tools/compare_training.py [--build build/cuda] [--case 125m:4096:fox-pro 
                                  [--slot 2.0] [--output FILE.json]
        tools/compare_training.py --fla .peers/flash-linear-attention --case 125m:4096:mamba2 125m:4096:hgrn2 125m:4096:gla … [--output FILE.json]
 
-A row is a process that takes steps on command, so that only one works at a time; the order is random in every round, the figure the median (760m, of which
-two do not fit: one row after another). A step is forward, backward, clipping and AdamW on 32768 tokens in bfloat16 with float32 master weights. A row whose
-loss is not within 0.5 % of the first row's of its model, or whose gradient norm is not within 1 %, has no time. A row or case that fails costs the others
-nothing, and a row that gives no answer for --row-limit seconds is ended; what takes long is named on standard error.
+A row is a process that takes steps on command, so that only one works at a time; the order is random in every round, the figure the median (760m, of
+which two do not fit: one row after another). A step is forward, backward, clipping and AdamW on 32768 tokens in bfloat16 with float32 master weights.
+A row whose loss is not within 0.5 % of the first row's of its model, or whose gradient norm is not within 1 %, has no time. A row or case that fails
+costs the others nothing, and a row that gives no answer for --row-limit seconds is ended; what takes long is named on standard error.
 
   lethe        this suite: lethe bench
   compiled     the same model in PyTorch under torch.compile (examples/fox.py): cuDNN's attention, or our operator where there are gates
-  official     FoX in the official code, where it lies in --peer (tools/parity.py says from where): torch.compile's rival's step around its Triton kernels
+  official     FoX in the official code, where it lies in --peer (see tools/parity.py): torch.compile's rival's step around its Triton kernels
   N GPUs       with --gpus: lethe bench --gpus N, as many tokens a GPU
   fla          a recurrent model in FLA (tools/fla_models.py), with bfloat16 copies of float32 weights, all its fusions, and the kernels it says
   fla-compiled the same under torch.compile
@@ -50,7 +50,8 @@ def mlp_width(width, pro):
 
 
 class Case:
-    """A model, a length, and its gates: transformer-llama, fox-llama, fox-pro, or fox-pro+acp; or a recurrent one of fla_models.py, of the checkout `fla`."""
+    """A model, a length, and its gates: transformer-llama, fox-llama, fox-pro, or fox-pro+acp; or a recurrent one of fla_models.py, of the checkout
+    `fla`."""
 
     def __init__(self, text, fla=None):
         self.size, length, self.name = (*text.split(":"), "", "", "")[:3]
@@ -59,8 +60,8 @@ class Case:
         self.prunes = self.name.endswith("+acp")
         self.pro, self.forgets = self.architecture.endswith("pro"), self.architecture.startswith("fox")
         self.recurrent, self.fla = self.name in RECURRENT, fla
-        known = self.architecture in ("transformer-llama", "fox-llama", "fox-pro", *RECURRENT)
-        if text.count(":") != 2 or self.size not in SIZES or self.length < 1 or TOKENS % self.length or not known or self.prunes and self.architecture in RECURRENT:
+        known = self.architecture in ("transformer-llama", "fox-llama", "fox-pro", *(() if self.prunes else RECURRENT))
+        if text.count(":") != 2 or self.size not in SIZES or self.length < 1 or TOKENS % self.length or not known:
             raise ValueError(f"--case: expected SIZE:LENGTH:MODEL such as 125m:4096:fox-pro, found {text}")
         if self.recurrent and not fla:
             raise ValueError(f"--fla: expected a checkout of FLA, which draws the weights of {text}, found none")
@@ -221,7 +222,8 @@ def run_rows(case, options, weights, rows):
             rows[-1].end()
     working = [row for row in rows if row.error is None]
     if case.recurrent and working and working[0].name == "lethe":
-        described = subprocess.run([bench(case, options)[0], "describe", *bench(case, options)[2:]], capture_output=True, text=True, check=True).stdout
+        described = subprocess.run([bench(case, options)[0], "describe", *bench(case, options)[2:]], capture_output=True, text=True,
+                                   check=True).stdout
         working[0].figures["parameters"] = int(re.search(r"^ *parameters +(\d+)", described, re.MULTILINE)[1])
     for row in working[1:]:
         first = working[0].figures
@@ -258,7 +260,8 @@ def speeds(row):
 def bench(case, options):
     """lethe bench of the case's model and gates on a GPU."""
     pruning = ["--set", f"log_pruning_tolerance={LOG_TOLERANCE}", "--gates", "bimodal"] if case.prunes else []
-    return [f"{options.build}/bin/lethe", "bench", "--size", case.size, "--architecture", case.architecture, "--context", str(case.length), "--device", "cuda",
+    return [f"{options.build}/bin/lethe", "bench", "--size", case.size, "--architecture", case.architecture, "--context", str(case.length),
+            "--device", "cuda",
             "--set", "compute_dtype=bfloat16", "--set", f"vocabulary={VOCABULARY}", *pruning]
 
 
@@ -266,22 +269,27 @@ def prompt_of(case, options):
     """One prompt of the case's length, read as evaluations read it: milliseconds, and on a GPU the bytes beyond the weights."""
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         figures = pathlib.Path(folder) / "prompt.json"
-        subprocess.run([*bench(case, options), "--prompt", "--batch-tokens", str(case.length), "--seconds", str(options.slot), "--json", str(figures)],
+        subprocess.run([*bench(case, options), "--prompt", "--batch-tokens", str(case.length), "--seconds", str(options.slot), "--json",
+                        str(figures)],
                        check=True, stdout=subprocess.DEVNULL)
         return {"case": case.text, **json.loads(figures.read_text())}
 
 
 def table(found):
-    """The page of a comparison: a line a case, our speed over that of the same model compiled by PyTorch, and over those of the official code and FLA."""
+    """The page of a comparison: a line a case, our speed over that of the same model compiled by PyTorch, and over those of the official code and
+    FLA."""
     rows = {result["row"] for result in found["results"]}
     rivals = [(row, name) for row, name in (("compiled", "compiled by PyTorch"), ("official", "official code"), ("fla", "FLA")) if row in rows]
     lines = [f"# Training steps on one {found['gpu']}", "",
-             f"`tools/compare_training.py` at commit {found['commit'][:12]}, {found['date'][:10]}, torch {found['torch']}, driver {found['driver']}: medians of "
-             f"{found['rounds']} rounds of {found['slot_seconds']} s in turn; a step is {found['tokens_a_step']} tokens in bfloat16, forward, backward, clipping and "
+             f"`tools/compare_training.py` at commit {found['commit'][:12]}, {found['date'][:10]}, torch {found['torch']}, driver "
+             f"{found['driver']}: medians of "
+             f"{found['rounds']} rounds of {found['slot_seconds']} s in turn; a step is {found['tokens_a_step']} tokens in bfloat16, forward, "
+             f"backward, clipping and "
              "AdamW. The same weights and tokens gave the same loss.", "",
              f"| model | tokens/s, lethe |{''.join(f' {name} | ratio |' for _, name in rivals)}", "|---|---|" + "---|---|" * len(rivals)]
     cases = dict.fromkeys(result["case"] for result in found["results"])
-    gib = {result["case"]: f"{result['peak_bytes'] / 2**30:.1f}" for result in found["results"] if result["row"] == "lethe" and "peak_bytes" in result}
+    gib = {result["case"]: f"{result['peak_bytes'] / 2**30:.1f}" for result in found["results"] if result["row"] == "lethe"
+           and "peak_bytes" in result}
     if gib:
         lines[-2] += " GiB at most, lethe |"
         lines[-1] += "---|"
@@ -297,7 +305,8 @@ def table(found):
     if "compiled" in rows:
         lines += ["", "The Transformer's rival has cuDNN's attention, FoX's our operator: `examples/fox.py` under `torch.compile`."]
     if "fla" in rows:
-        lines += ["", f"FLA's speed is the highest of the rows {', '.join(row for row in FLA_ROWS if row in rows)}, which `--help` describes{with_triton(found['results'])}."]
+        lines += ["", f"FLA's speed is the highest of the rows {', '.join(row for row in FLA_ROWS if row in rows)}, which `--help` "
+                      f"describes{with_triton(found['results'])}."]
     several = sorted((row for row in rows if row.endswith(" GPUs")), key=lambda row: int(row.split()[0]))
     if several:
         lines += ["", f"Data parallel, {found['tokens_a_step']} tokens a GPU and step:", "",
@@ -338,16 +347,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=str(ROOT / "build/cuda"))
     parser.add_argument("--library", default=None, help="liblethe_torch.so (default: the build's)")
-    parser.add_argument("--case", nargs="+", default=["125m:4096:transformer-llama", "125m:4096:fox-llama", "125m:4096:fox-pro", "125m:4096:fox-pro+acp",
+    parser.add_argument("--case", nargs="+", default=["125m:4096:transformer-llama", "125m:4096:fox-llama", "125m:4096:fox-pro",
+                                                      "125m:4096:fox-pro+acp",
                                                       "760m:16384:transformer-llama", "760m:16384:fox-pro", "760m:16384:fox-pro+acp"])
-    parser.add_argument("--rows", nargs="+", default=["lethe", "compiled", "official", *FLA_ROWS[:2]], choices=["lethe", "compiled", "official", *FLA_ROWS])
+    parser.add_argument("--rows", nargs="+", default=["lethe", "compiled", "official", *FLA_ROWS[:2]],
+                        choices=["lethe", "compiled", "official", *FLA_ROWS])
     parser.add_argument("--gpus", nargs="+", default=[], type=int, help="also so many of them, data parallel")
-    parser.add_argument("--prompts", nargs="+", default=[], metavar="CASE", help="read one prompt each of such cases, too: of a length that divides a step's tokens")
+    parser.add_argument("--prompts", nargs="+", default=[], metavar="CASE",
+                        help="read one prompt each of such cases, too: of a length that divides a step's tokens")
     parser.add_argument("--peer", default=str(ROOT / ".peers/forgetting-transformer"), help="the official code; without it there is no such row")
     parser.add_argument("--fla", default=None, help="a checkout of FLA, for recurrent models")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--slot", type=float, default=2.0, help="seconds of a row in a round")
-    parser.add_argument("--row-limit", type=float, default=1800.0, metavar="SECONDS", help="for a row's first step, with compilation, and for any later answer")
+    parser.add_argument("--row-limit", type=float, default=1800.0, metavar="SECONDS",
+                        help="for a row's first step, with compilation, and for any later answer")
     parser.add_argument("--scratch", default=None, help="a folder for the weights (default: the system's)")
     parser.add_argument("--output", default=None)
     options = parser.parse_args()
@@ -371,8 +384,8 @@ def main():
             results.append(result)
             if "tokens_per_second" in result:
                 spread = f"{result['slowest']:.0f}–{result['fastest']:.0f}"
-                print(f"{result['case']:32}{result['row']:12}{result['tokens_per_second']:>10.0f}{spread:>20}{result['loss']:>10.4f}{result.get('parameters', ''):>11}",
-                      flush=True)
+                print(f"{result['case']:32}{result['row']:12}{result['tokens_per_second']:>10.0f}{spread:>20}{result['loss']:>10.4f}"
+                      f"{result.get('parameters', ''):>11}", flush=True)
             else:
                 print(f"{result['case']:32}{result['row']:12}{result['error']}", flush=True)
         if options.output:

@@ -4,8 +4,9 @@ loads left.
 
 usage: tools/compare_verdicts.py NAME=FOLDER NAME=FOLDER … [--scale quick] [--beside FILE] --output results/verdicts.json
 
-With --beside, the runs of an earlier such file stay, and one folder is enough: not all machines are at hand at once. FOLDER is one machine's folder below a folder of results, as `lethe run --results` leaves it; ATEN_CPU_CAPABILITY=avx2 or default runs the claims with
-other instructions. Claims that judge files of measurements (in `results/`) ran nowhere and are left out. tools/report.py makes the page from the file.
+With --beside, the runs of an earlier such file stay, and one folder is enough: not all machines are at hand at once. FOLDER is one machine's folder
+below a folder of results, as `lethe run --results` leaves it; ATEN_CPU_CAPABILITY=avx2 or default runs the claims with other instructions. Claims
+that judge files of measurements (in `results/`) ran nowhere and are left out. tools/report.py makes the page from the file.
 """
 
 import one_line_errors  # noqa: F401  (first: an error is one line)
@@ -49,13 +50,15 @@ def compared(folders, scale, earlier=None):
     for name, path in folders.items():
         found, certificates = verdicts_of(path, scale)
         machine = certificates[0]["machine"]
-        runs.append({"name": name, "processor": machine["processor"], "cores": machine["cores"], "instruction_set": machine.get("instruction_set", "not recorded"),
+        runs.append({"name": name, "processor": machine["processor"], "cores": machine["cores"],
+                     "instruction_set": machine.get("instruction_set", "not recorded"),
                      "commits": sorted({commit_of(certificate) for certificate in certificates}),
                      "dates": sorted({certificate["time"][:10] for certificate in certificates})})
         verdicts.append(found)
     keys = dict.fromkeys(key for found in verdicts for key in found)
     return {"scale": scale, "runs": runs,
-            "statements": [{"claim": claim, "statement": statement, "verdicts": [found.get((claim, statement)) for found in verdicts]} for claim, statement in keys]}
+            "statements": [{"claim": claim, "statement": statement, "verdicts": [found.get((claim, statement)) for found in verdicts]}
+                           for claim, statement in keys]}
 
 
 def named_folder(text):

@@ -3,11 +3,11 @@
 
 usage: tools/fetch_books.py FOLDER [--from LOCAL] [--index experiments/data/books.csv]
 
-The index has a row a book: source (owner/name@commit), path, the lines that are kept of the text as it is normalised here, SHA-256, bytes and split. A
-file is fetched from https://raw.githubusercontent.com/OWNER/NAME/COMMIT/PATH, or read from LOCAL/OWNER/NAME/PATH (clones), decoded, brought to line
-feeds without blanks at the ends of lines and with at most three empty lines in a row, and cut to its lines: what is left out is the header and footer of
-the edition. A book that is in FOLDER with its hash is not fetched again. A book with another hash is named and not written, and the exit status is 1.
-FOLDER gets INDEX.csv with splits and hashes, which `lethe data` holds a text to:
+The index has a row a book: source (owner/name@commit), path, the lines that are kept of the text as it is normalised here, SHA-256, bytes and split.
+A file is fetched from https://raw.githubusercontent.com/OWNER/NAME/COMMIT/PATH, or read from LOCAL/OWNER/NAME/PATH (clones), decoded, brought to line
+feeds without blanks at the ends of lines and with at most three empty lines in a row, and cut to its lines: what is left out is the header and footer
+of the edition. A book that is in FOLDER with its hash is not fetched again. A book with another hash is named and not written, and the exit status is
+1. FOLDER gets INDEX.csv with splits and hashes, which `lethe data` holds a text to:
 
   tools/fetch_books.py books && build/cpu/bin/lethe data prepare books --tokenizer gpt2 --gpt2-files gpt2
 """

@@ -1,11 +1,11 @@
-"""Flash Linear Attention (fla-org/flash-linear-attention) as a peer: its Mamba-2, HGRN2, GLA, DeltaNet and Gated DeltaNet in our sizes. A user's checkout, not
-of this project.
+"""Flash Linear Attention (fla-org/flash-linear-attention) as a peer: its Mamba-2, HGRN2, GLA, DeltaNet and Gated DeltaNet in our sizes. A user's
+checkout, not of this project.
 
 FLA's Mamba-2 trains by the kernels of mamba_ssm and causal_conv1d where both import; else, or where `own_kernels`, by FLA's own: its convolution,
 chunk_simple_gla and its gated norm. (FLA itself would fall back to plain PyTorch, whose chunks of 256 tokens don't fit a GPU at our sizes.)
 
-On Hopper, FLA's chunked backward with a gate a token asks for Triton 3.7.1 (its issue 640): with an earlier one Gated DeltaNet has no time, and Mamba-2 runs
-by fused_chunk_simple_gla.
+On Hopper, FLA's chunked backward with a gate a token asks for Triton 3.7.1 (its issue 640): with an earlier one Gated DeltaNet has no time, and
+Mamba-2 runs by fused_chunk_simple_gla.
 """
 import importlib
 import importlib.util
@@ -123,8 +123,8 @@ def loss_of(model):
 
 
 def trained_in_bfloat16(model, loss):
-    """A step as FLA's trainer takes it: bfloat16 copies of float32 weights, made once a step, and all else in bfloat16. Mamba-2's rates, steps and skips,
-    which it marks, stay float32.
+    """A step as FLA's trainer takes it: bfloat16 copies of float32 weights, made once a step, and all else in bfloat16. Mamba-2's rates, steps and
+    skips, which it marks, stay float32.
 
     returns  the float32 weights, and (tokens, labels) → the loss, which leaves their gradients in them
     """
@@ -163,7 +163,8 @@ def fla_step(model, own_kernels, compiled):
 
 
 def tell_what_triton_compiles():
-    """From here on, a line on stderr for every kernel that Triton compiles: a first step tunes some hundred configurations unless its cache has them."""
+    """From here on, a line on stderr for every kernel that Triton compiles: a first step tunes some hundred configurations unless its cache has
+    them."""
     knobs = getattr(importlib.import_module("triton"), "knobs", None)
     if knobs is None:  # Triton before 3.4
         return

@@ -4,8 +4,8 @@
 usage: tools/loss_curves.py [--build build/cuda] [--case 125m:4096:fox-pro …] [--steps 300] [--device cuda] [--output FILE.json]
 
 From the same weights both take AdamW's steps on the same texts, of a Markov chain whose symbols have four successors: the loss falls from that of the
-vocabulary towards ln 4. On a GPU in bfloat16 with float32 weights, on the CPU in float32. Fused is `lethe bench`; composed is examples/fox.py, not compiled, of
-which attention alone is our operator (with a forget gate; else PyTorch's). The means of every 20 steps may be 0.01 nats apart.
+vocabulary towards ln 4. On a GPU in bfloat16 with float32 weights, on the CPU in float32. Fused is `lethe bench`; composed is examples/fox.py, not
+compiled, of which attention alone is our operator (with a forget gate; else PyTorch's). The means of every 20 steps may be 0.01 nats apart.
 
 Exit status: 0 equal, 1 not, 2 where something is missing.
 """
@@ -41,8 +41,10 @@ def text_of(torch, vocabulary, rows, length):
 def fused(options, case, weights):
     size, length, architecture = case
     layers, width, heads = SIZES[size]
-    command = [f"{options.build}/bin/lethe", "bench", "--serve", "--architecture", architecture, "--layers", layers, "--width", width, "--heads", heads,
-               "--context", length, "--batch-tokens", options.batch_tokens, "--device", options.device, "--learning-rate", LEARNING_RATE, "--weights", weights,
+    command = [f"{options.build}/bin/lethe", "bench", "--serve", "--architecture", architecture, "--layers", layers, "--width", width, "--heads",
+               heads,
+               "--context", length, "--batch-tokens", options.batch_tokens, "--device", options.device, "--learning-rate", LEARNING_RATE, "--weights",
+               weights,
                "--set", f"vocabulary={options.vocabulary}", "--set", f"compute_dtype={'bfloat16' if options.device == 'cuda' else 'float32'}"]
     run = subprocess.run(list(map(str, command)), input=f"losses {options.steps}\n", capture_output=True, text=True)
     if run.returncode:
@@ -113,7 +115,8 @@ def main():
     import torch
 
     libraries = sorted(pathlib.Path(options.build).rglob("liblethe_torch.so"))
-    for holds, what in ((options.device == "cpu" or torch.cuda.is_available(), "a CUDA GPU"), (libraries, f"liblethe_torch.so below {options.build}")):
+    for holds, what in ((options.device == "cpu" or torch.cuda.is_available(), "a CUDA GPU"),
+                        (libraries, f"liblethe_torch.so below {options.build}")):
         if not holds:
             print(f"loss_curves: expected {what}, found none", file=sys.stderr)
             sys.exit(2)
@@ -125,9 +128,11 @@ def main():
     for text in options.case:
         results.append(compare(torch, fox, options, text))
         found = results[-1]
-        print(f"{text}: {options.steps} steps from {found['fused'][0]:.3f} to {found['fused'][-1]:.3f} nats; means of {WINDOW} at most {found['apart']:.4f} apart", flush=True)
+        print(f"{text}: {options.steps} steps from {found['fused'][0]:.3f} to {found['fused'][-1]:.3f} nats; means of {WINDOW} at most "
+              f"{found['apart']:.4f} apart", flush=True)
         if options.output:
-            pathlib.Path(options.output).write_text(json.dumps({"device": options.device, "steps": options.steps, "results": results}, indent=1) + "\n")
+            pathlib.Path(options.output).write_text(json.dumps({"device": options.device, "steps": options.steps, "results": results}, indent=1)
+                                                    + "\n")
     sys.exit(not all(found["equal"] for found in results))
 
 

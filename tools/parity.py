@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Parity with the official code: its names and shapes, loss and gradients of one batch, then training steps of both from one start.
 
-usage: tools/parity.py [--device cuda|cpu] [--peer FOLDER] [--peer-commit COMMIT] [--build build/DEVICE] [--steps N] [--length N] [--seed 0] [--output FILE.json]
+usage: tools/parity.py [--device cuda|cpu] [--peer FOLDER] [--peer-commit COMMIT] [--build build/DEVICE] [--steps N] [--length N] [--seed 0]
+                       [--output FILE.json]
 
   git clone https://github.com/zhixuan-lin/forgetting-transformer .peers/forgetting-transformer
   git -C .peers/forgetting-transformer checkout 883f260
   tools/parity.py --device cpu --output results/MACHINE/official_parity.json     # some minutes; a page beside it
 
-The official code is that of commit 883f260, which the result names: of its checkout, or where FOLDER is a copy without one, --peer-commit. It needs triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's operator, whose
-parameters have the official names.
+The official code is that of commit 883f260, which the result names: of its checkout, or where FOLDER is a copy without one, --peer-commit. It needs
+triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's operator, whose parameters have the official names.
 
   cuda  125M in bfloat16 autocast with float32 weights, 200 steps on 4 × 4096 tokens
   cpu   two layers in float32, 20 steps on 2 × 72 tokens; the official kernels in Triton's interpreter (tools/official_fox.py: what is replaced).

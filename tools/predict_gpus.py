@@ -7,8 +7,8 @@ usage: predict_gpus.py predict FOLDER [--library LIBRARY] [--torch LIBTORCH] [--
 predict  FOLDER/predictions.json and .md from FOLDER/counts.json and measured.json. Before that,
            --library, --torch   count instructions of a step of each kernel's main loop, per pipe and architecture, into counts.json: of ours in a
                                 library with code of 8.0 and 9.0, as of the preset `kernels`, of FlashAttention-2 in Torch's libtorch_cuda.so
-           --portable           writes measured.json anew with the times of a file by optimized/benchmarks/cuda/portable.py; with =GPU the backward that
-                                this GPU runs and a Hopper one doesn't, of a library built with its LETHE_SHARED_BYTES (ampere/attention.cpp)
+           --portable           writes measured.json anew with the times of a file by optimized/benchmarks/cuda/portable.py; with =GPU the backward
+                                that this GPU runs and a Hopper one doesn't, of a library built with its LETHE_SHARED_BYTES (ampere/attention.cpp)
 measure  on a Hopper GPU: time, clock and rates of both, forward and backward, bfloat16, without pruning, as `portable.py --only gate --only flash`
 
 All of it without a GPU:
@@ -19,9 +19,9 @@ All of it without a GPU:
 Cycles of a step, per warp and quarter of a multiprocessor, from the counts, in two models:
   overlapped  the busiest pipe's, or the issue slots'
   in turn     the tensor pipe's, then the busiest of the others'
-Efficiency: such cycles of the Hopper code on the Hopper GPU over those measured. Prediction: clock, multiprocessors and cycles of the other GPU's code at
-that efficiency. A model counts alone where it predicts FlashAttention-2's published A100 figures within 10 %; where neither does, the range of both
-is written. Kernels whose time is not in measured.json have no prediction.
+Efficiency: such cycles of the Hopper code on the Hopper GPU over those measured. Prediction: clock, multiprocessors and cycles of the other GPU's
+code at that efficiency. A model counts alone where it predicts FlashAttention-2's published A100 figures within 10 %; where neither does, the range
+of both is written. Kernels whose time is not in measured.json have no prediction.
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 
@@ -39,7 +39,8 @@ from pathlib import Path
 from predict_gpus_counts import DIMS, FLASH, FUSED, ONE_STAGE, OURS, SMALL, TWO, count
 
 # Cycles of a quarter of a multiprocessor for one instruction of a warp. Lanes a cycle: CUDA C++ Programming Guide, "Throughput of native arithmetic
-# instructions"; tensor: the data sheets' dense bfloat16 rates (A100 312, L40S 362 TFLOP/s). Hopper's mma.sync has no published rate: `measure` finds it.
+# instructions"; tensor: the data sheets' dense bfloat16 rates (A100 312, L40S 362 TFLOP/s). Hopper's mma.sync has no published rate: `measure` finds
+# it.
 TENSOR = {"80": 8, "89": 16}  # HMMA.16816 with sums in float32
 FP32_CYCLES = {"80": 2, "89": 1, "90": 1}
 # name: architecture of its pipes, of its code, multiprocessors, GHz that a long kernel holds: least and most
@@ -49,8 +50,8 @@ GPUS = {"A100 SXM": ("80", "80", 108, 1.41, 1.41), "L40S": ("89", "80", 142, 1.9
 HOPPER = "Hopper"
 BACKWARD = {HOPPER: dict.fromkeys(DIMS, "backward"), "A100 SXM": {64: "backward", 96: "backward", 128: ONE_STAGE, 256: "backward"},
             "L40S": {64: ONE_STAGE, 96: FUSED, 128: TWO, 256: TWO}}
-# Where a multiprocessor's shared memory (164 KB on an A100, 100 KB on an L40S) has place for one CTA, a Hopper one's for two: those of the forward have
-# 50 KB at 96, 66 at 128, 98 at 256, those of the two kernels 66.
+# Where a multiprocessor's shared memory (164 KB on an A100, 100 KB on an L40S) has place for one CTA, a Hopper one's for two: those of the forward
+# have 50 KB at 96, 66 at 128, 98 at 256, those of the two kernels 66.
 FEWER_CTAS = {"A100 SXM": (("forward", 256),), "L40S": (*(("forward", dim) for dim in (96, 128, 256)), (TWO, 128), (TWO, 256))}
 FLOPS = 4096  # of an HMMA.16816
 HIGHEST_GHZ = 1.98  # of an H100 SXM and an H200, where a time comes without its clock
@@ -84,7 +85,8 @@ def from_portable(before, files):
                 rows.setdefault((name, direction, line["head_dim"]),
                                 {"implementation": name, "direction": direction, "head_dim": line["head_dim"], "heads": line["heads"],
                                  "length": line["tokens"], "ms": ms, "ghz": None})
-    return {key: before[key] for key in ("gpu", "multiprocessors", "torch", "cycles_of_a_product")} | {"sources": sources, "rows": list(rows.values())}
+    return {key: before[key] for key in ("gpu", "multiprocessors", "torch", "cycles_of_a_product")} | {"sources": sources,
+                                                                                                       "rows": list(rows.values())}
 
 
 # ---- on a Hopper GPU
@@ -252,7 +254,8 @@ def predictions(counts, measured):
                 rows.append((gpu, *key, *zip(speed(row, efficiency, gpu, least), speed(row, efficiency, gpu, most))))
     check = {}
     for dim, published in PUBLISHED.items():
-        both = {direction: next(r for r in rows if r[:4] == ("A100 SXM", "flash_attention_2", direction, dim)) for direction in ("forward", "backward")}
+        both = {direction: next(r for r in rows if r[:4] == ("A100 SXM", "flash_attention_2", direction, dim))
+                for direction in ("forward", "backward")}
         check[dim] = [3.5 / (1 / both["forward"][4 + model][0] + 2.5 / both["backward"][4 + model][0]) / published for model in (0, 1)]
     return rows, check, efficiencies
 
@@ -276,7 +279,8 @@ def predict(arguments):
     untimed = [f"{gpu} {direction} {dim}" for gpu in GPUS for implementation, direction, dim in OURS
                if runs_on(gpu, implementation, direction, dim) and (implementation, direction, dim) not in efficiencies]
     lines = ["# Predicted speeds on an A100 and an L40S", "",
-             "**Every figure of this page is a prediction**: none of these GPUs has run the kernels. bfloat16, T = 16384, causal, no pruning, with the gate and "
+             "**Every figure of this page is a prediction**: none of these GPUs has run the kernels. bfloat16, T = 16384, causal, no pruning, with "
+             "the gate and "
              "its gradient; TFLOP/s by the visited pairs. Each GPU has the backward that it chooses by the shared memory of a CTA. "
              + (f"No prediction, since no time of these kernels was measured: {', '.join(untimed)}. " if untimed else "")
              + "By `tools/predict_gpus.py`, from `counts.json` and `measured.json` of this folder.", "",
@@ -288,7 +292,8 @@ def predict(arguments):
     lines += ["", "| GPU | implementation | direction | head dim | predicted TFLOP/s |", "|---|---|---|---|---|"]
     lines += [f"| {gpu} | {implementation} | {direction} | {dim} | {low if low == high else f'{low} to {high}'} (prediction) |"
               for gpu, implementation, direction, dim, low, high, _ in table]
-    lines += ["", f"Efficiency on an {measured['gpu']} (cycles by each model ÷ measured), with {measured['cycles_of_a_product']:.2f} cycles an mma.sync:", "",
+    lines += ["", f"Efficiency on an {measured['gpu']} (cycles by each model ÷ measured), with {measured['cycles_of_a_product']:.2f} cycles an "
+                  f"mma.sync:", "",
               "| implementation | direction | head dim | ms | GHz | overlapped | in turn |", "|---|---|---|---|---|---|---|"]
     lines += [f"| {r['implementation']} | {r['direction']} | {r['head_dim']} | {r['ms']:.3f} | {r['ghz'] or HIGHEST_GHZ:.2f} | "
               + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]
@@ -301,9 +306,11 @@ def predict(arguments):
     fewer = [f"{gpu} {direction} {dim}" for gpu, implementation, direction, dim, *_ in rows
              if implementation == "lethe" and (direction, dim) in FEWER_CTAS[gpu]]
     if fewer:
-        lines += ["", f"One CTA a multiprocessor where the Hopper GPU has two, which neither model counts, so that these may be too high: {', '.join(fewer)}."]
+        lines += ["", f"One CTA a multiprocessor where the Hopper GPU has two, which neither model counts, so that these may be too high: "
+                      f"{', '.join(fewer)}."]
     if any(SMALL in row[2] for row in rows):
-        lines += ["", "FlashAttention-2 has smaller tiles on an L40S (“small tiles”): their instructions are counted, and the efficiency is taken to be that of "
+        lines += ["", "FlashAttention-2 has smaller tiles on an L40S (“small tiles”): their instructions are counted, and the efficiency is taken "
+                      "to be that of "
                   "the larger ones, which a Hopper GPU runs."]
     lines += ["", "On such a GPU, `tools/predict_gpus.py measure` times the same calls; its figures then take this page's place."]
     (folder / "predictions.md").write_text("\n".join(lines) + "\n")

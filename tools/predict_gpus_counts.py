@@ -90,7 +90,8 @@ def pipes_of(path):
         elif base in SHARED:
             width = base in ("LDS", "STS", "REDG") and re.search(r"(\.64|\.128|x2|x4)\b", name)
             counts["shared"] += SHARED[base] * (WIDTHS[width[1]] if width else 1)
-        elif not base.startswith("U") and base not in ("BRA", "BAR", "LDGDEPBAR", "DEPBAR", "LDL", "STL", "LDG", "STG", "LDC", "NOP", "BSSY", "BSYNC"):
+        elif not base.startswith("U") and base not in ("BRA", "BAR", "LDGDEPBAR", "DEPBAR", "LDL", "STL", "LDG", "STG", "LDC", "NOP", "BSSY",
+                                                       "BSYNC"):
             counts["alu"] += 1
     return dict(counts)
 
@@ -133,7 +134,8 @@ def count(file, sources, cuobjdump):
     for row in rows:
         for loop in row["loops"]:
             if set(loop["counts"]) != {"80", "90"}:
-                raise SystemExit(f"{row['implementation']} {row['direction']} {row['head_dim']}: expected loops of sm_80 and sm_90, found {sorted(loop['counts'])}")
+                raise SystemExit(f"{row['implementation']} {row['direction']} {row['head_dim']}: expected loops of sm_80 and sm_90, found "
+                                 f"{sorted(loop['counts'])}")
     counted = {row["implementation"] for row in rows}
     kept = [row for row in json.loads(file.read_text()) if row["implementation"] not in counted] if file.exists() else []
     file.write_text(json.dumps(kept + rows, indent=1) + "\n")

@@ -2,15 +2,16 @@
 """Makes tables, figures and pages from the results that are there.
 
 For every folder of results/: <claim>.md, <claim>.svg, <operator>_cpu.md, <operator>_cuda.md, portable.md, matrix_state.md, training_grid.md,
-attention_throughput.md with a figure a length, and report.html, which also shows one's own trainings of artefacts/models and the memory of all of them; for all of
-them results/README.md. And in every README file of the checkout the tables between markers:
+attention_throughput.md with a figure a length, and report.html, which also shows one's own trainings of artefacts/models and the memory of all of
+them; for all of them results/README.md. And in every README file of the checkout the tables between markers:
 
     <!-- table:MACHINE/NAME -->
     <!-- /table -->
 
 MACHINE is a folder of results/; NAME is "verdicts", "papers" (a line each), a claim (its numbers), CLAIM.statements (its comparisons), a file of
-tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "portable", "matrix_state", "attention_throughput" (".short"), its ratios, "precision", errors in
-its log, of tools/gpu_profile, "backward_profile", or of tools/compare_training.py, "training", of tools/training_grid.py, "training_grid". all/items is the table of every item of the papers.
+tools/benchmark, OPERATOR_cpu, or of tools/gpu_check, OPERATOR_cuda, "portable", "matrix_state", "attention_throughput" (".short"), its ratios,
+"precision", errors in its log, of tools/gpu_profile, "backward_profile", or of tools/compare_training.py, "training", of tools/training_grid.py,
+"training_grid". all/items is the table of every item of the papers.
 
 A damaged file is named on standard error and in report.html, and everything else is made. Exit status: 1 where there was one.
 """
@@ -63,7 +64,8 @@ def measurement_parts(root, folder, claims, faults):
     of_claims = [path for path in judged if path.suffix == ".csv" and path.exists()]
     parts = [part for data in dict.fromkeys([*throughput_data(folder), *of_claims]) for part in throughput_part(data, faults)]
     for path, page_of in [*((path, benchmark_page) for path in benchmark_files(folder)), *((path, portable_page) for path in portable_data(folder)),
-                          *((path, matrix_state_page) for path in matrix_state_data(folder)), *((path, training_grid_page) for path in training_grid_data(folder))]:
+                          *((path, matrix_state_page) for path in matrix_state_data(folder)),
+                          *((path, training_grid_page) for path in training_grid_data(folder))]:
         with faults.of(path):
             page = page_of(path)
             write_whole(path.with_suffix(".md"), page)

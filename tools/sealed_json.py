@@ -5,7 +5,8 @@ import json
 import re
 from pathlib import Path
 
-SEAL = re.compile(rb'(?:(?<=\n) "sha256": "([0-9a-f]{64})",\n|,\n "sha256": "([0-9a-f]{64})"(?=\n}))')  # a line, or the last one with the comma before it
+# A line, or the last one with the comma before it.
+SEAL = re.compile(rb'(?:(?<=\n) "sha256": "([0-9a-f]{64})",\n|,\n "sha256": "([0-9a-f]{64})"(?=\n}))')
 
 
 def text_of(members: dict) -> str:

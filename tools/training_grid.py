@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""Training speed at three sizes and three contexts, on one GPU: FoX (Pro) with and without pruning, Transformer (Pro) and (LLaMA). ACP Fig. 2 right, FoX Table 4.
+"""Training speed at three sizes and three contexts, on one GPU: FoX (Pro) with and without pruning, Transformer (Pro) and (LLaMA). ACP Fig. 2 right,
+FoX Table 4.
 
 usage: tools/training_grid.py [--build build/cuda] [--sizes 760m 360m 125m] [--models fox-pro fox-pro+acp …] [--contexts 4096 8192 16384] [--rounds 4]
                               [--slot 0.3] [--until SECONDS] [--output results/h200/training_grid.json]
 
-A size and model is a process, lethe bench --serve, which takes its steps at one context after the other: forward, backward, clipping and AdamW on 32768 tokens
-in bfloat16 with float32 master weights, weights and tokens drawn from a seed. The processes of a size are alive together. At each context they take a slot of
-about `slot` seconds each in every round, in a random order, and a cell is the median of its rounds; a process at rest keeps weights and moments alone, and
-takes a first step in its slot that is not timed. Of models that have no room beside one another (760M on a GPU of 80 GB: 67 GiB a step, 14 at rest) the
-later ones come after the earlier ones' cells, and the page says so.
+A size and model is a process, lethe bench --serve, which takes its steps at one context after the other: forward, backward, clipping and AdamW on
+32768 tokens in bfloat16 with float32 master weights, weights and tokens drawn from a seed. The processes of a size are alive together. At each
+context they take a slot of about `slot` seconds each in every round, in a random order, and a cell is the median of its rounds; a process at rest
+keeps weights and moments alone, and takes a first step in its slot that is not timed. Of models that have no room beside one another (760M on a GPU
+of 80 GB: 67 GiB a step, 14 at rest) the later ones come after the earlier ones' cells, and the page says so.
 
-FoX's gates are set by hand, seven heads of ten forget within tens of tokens, whether it prunes or not: trained ones need weights, which a checkout doesn't hold.
+FoX's gates are set by hand, seven heads of ten forget within tens of tokens, whether it prunes or not: trained ones need weights, which a checkout
+doesn't hold.
 
-Writes the file and its page after every size and context. The same call goes on where one was stopped, after --until seconds too; a file of another commit or
-GPU is refused. A process that fails or gives no answer for --row-limit seconds costs its own cells alone. Exit status: 0 where every cell is there, 75 where
---until left some, else 1.
+Writes the file and its page after every size and context. The same call goes on where one was stopped, after --until seconds too; a file of another
+commit or GPU is refused. A process that fails or gives no answer for --row-limit seconds costs its own cells alone. Exit status: 0 where every cell
+is there, 75 where --until left some, else 1.
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 import argparse
@@ -42,7 +44,8 @@ def command(options, size, model, context):
     gates = ["--gates", "bimodal"] if model.startswith("fox") else []
     pruning = ["--set", f"log_pruning_tolerance={LOG_TOLERANCE}"] if model.endswith("+acp") else []
     return [f"{options.build}/bin/lethe", "bench", "--serve", "--size", size, "--architecture", model.removesuffix("+acp"), "--context", str(context),
-            "--device", "cuda", "--batch-tokens", str(TOKENS), "--learning-rate", "1e-3", "--set", "compute_dtype=bfloat16", "--set", f"vocabulary={VOCABULARY}",
+            "--device", "cuda", "--batch-tokens", str(TOKENS), "--learning-rate", "1e-3", "--set", "compute_dtype=bfloat16", "--set",
+            f"vocabulary={VOCABULARY}",
             *gates, *pruning]
 
 
@@ -59,7 +62,8 @@ def started(options, size, models, context):
 
 
 def cells_at(rows, size, context, rounds, slot):
-    """The cells of a size's models at a context, with the seconds a step of each round, and with the others that they took turns with; or with an error."""
+    """The cells of a size's models at a context, with the seconds a step of each round, and with the others that they took turns with; or with an
+    error."""
     figures, steps = {}, {}
 
     def take(row):
@@ -129,7 +133,8 @@ def main():
         for cell in found:
             told = f"{cell['tokens'] / statistics.median(cell['seconds_a_step']):>10.0f} tokens/s" if cell["error"] is None else f"  {cell['error']}"
             print(f"{time.monotonic() - start:6.1f} s  {cell['size']} {cell['model']:18}{cell['context']:>6}{told}", flush=True)
-        write_whole(options.output, json.dumps({**provenance, "rounds": options.rounds, "slot_seconds": options.slot, "cells": cells}, indent=1) + "\n")
+        write_whole(options.output,
+                    json.dumps({**provenance, "rounds": options.rounds, "slot_seconds": options.slot, "cells": cells}, indent=1) + "\n")
         write_whole(options.output.with_suffix(".md"), training_grid_page(options.output))
 
     for size in options.sizes:

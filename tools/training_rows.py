@@ -1,5 +1,5 @@
-"""The rows of tools/compare_training.py and training_grid.py: processes that take training steps on command. A row that fails, or gives no answer in time,
-has an error, and the others go on.
+"""The rows of tools/compare_training.py and training_grid.py: processes that take training steps on command. A row that fails, or gives no answer in
+time, has an error, and the others go on.
 """
 import json
 import os
@@ -42,7 +42,8 @@ class Row:
         return lines[-1] if lines else ""
 
     def answer(self, what, begin=""):
-        """The rest of its next line that begins so. If none comes in time or can come, the process is killed, `error` gives the reason, and this is None."""
+        """The rest of its next line that begins so. If none comes in time or can come, the process is killed, `error` gives the reason, and this is
+        None."""
         deadline = time.monotonic() + self.limit
         with telling_what_is_long(f"{self.case} {self.name}, {what}", PATIENCE, self.said):
             while True:

@@ -1,4 +1,5 @@
-"""delta_state on a GPU at the sizes that its benchmark has: 192 heads of 64 and 96 of 128 columns, of 4096 tokens, of each kind of gates, values and every gradient.
+"""delta_state on a GPU at the sizes that its benchmark has: 192 heads of 64 and 96 of 128 columns, of 4096 tokens, of each kind of gates, values and
+every gradient.
 
 usage: python3 tests/cuda/test_delta_sizes.py LIBRARY [--device DEVICE] [unittest arguments]
   DEVICE  where they run (default cuda); "--device cpu" tries the tests themselves, at smaller sizes, without a GPU

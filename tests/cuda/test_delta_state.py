@@ -171,8 +171,8 @@ class Units(unittest.TestCase):
                 assert_same_gradients_after(self, given, other)
 
     def test_heads_have_the_same_bits_at_a_long_calls_size(self):
-        """Over 64 chunks, in memory that holds another call's. Where a GPU has 132 multiprocessors, chunks of 128 rows are solved beside the sweeps of 96
-        heads, of 112 most before them, of 192 all."""
+        """Over 64 chunks, in memory that holds another call's. Where a GPU has 132 multiprocessors, chunks of 128 rows are solved beside the sweeps
+        of 96 heads, of 112 most before them, of 192 all."""
         for (rows, columns), gated in itertools.product(SIZES, (False, True)):
             with self.subTest(rows=rows, columns=columns, gated=gated):
                 problem = lambda seed: delta_problem(torch.bfloat16, length=4096, heads=8, rows=rows, columns=columns, seed=seed)
@@ -204,13 +204,16 @@ class Units(unittest.TestCase):
 
 
 class LeftStates(unittest.TestCase):
-    """What a forward leaves for its backward, which else computes it again: on compute capability 9.0, of more than one chunk, without a gate a row."""
+    """What a forward leaves for its backward, which else computes it again: on compute capability 9.0, of more than one chunk, without a gate a
+    row."""
 
     def results(self, given, keep, change=lambda left: left, gated=True):
-        """Values, last state and the gradients of a fixed loss, by the internal operators, and what the forward left, which `change` may change for the backward."""
+        """Values, last state and the gradients of a fixed loss, by the internal operators, and what the forward left, which `change` may change for
+        the backward."""
         inputs = [name and given[name].to(DEVICE) for name in ("query", "key", "value", "gate" if gated else None, None, "beta", "state")]
         values, state, left = torch.ops.lethe._matrix_state_forward(*inputs, 0.3, False, keep)
-        direction, of_state = (torch.linspace(-9, 9, result.numel(), dtype=torch.float64).sin().view(result.shape).to(result) for result in (values, state))
+        direction, of_state = (torch.linspace(-9, 9, result.numel(), dtype=torch.float64).sin().view(result.shape).to(result)
+                               for result in (values, state))
         return [values, state, *torch.ops.lethe._matrix_state_backward(direction, of_state, *inputs, change(left), 0.3, False)], left
 
     def setUp(self):
@@ -235,7 +238,8 @@ class LeftStates(unittest.TestCase):
 
     def test_are_the_same_every_time_and_nothing_is_left_of_one_chunk(self):
         for rows, columns in SIZES:
-            given, other = ({name: tensor.to(DEVICE) for name, tensor in delta_problem(torch.bfloat16, length=1300, heads=150, rows=rows, columns=columns, seed=seed).items()}
+            given, other = ({name: tensor.to(DEVICE)
+                             for name, tensor in delta_problem(torch.bfloat16, length=1300, heads=150, rows=rows, columns=columns, seed=seed).items()}
                             for seed in (6, 7))
             first, kept = self.results(given, True)
             for _ in range(4):

@@ -50,7 +50,8 @@ def gated_output_calls(dtype):
     wide = torch.promote_types(dtype, torch.float32)
     for batch, length, heads, dim in ((1, 1, 12, 64), (2, 701, 12, 64), (1, 400, 16, 64), (3, 99, 24, 64), (1, 77, 12, 128), (1, 9, 3, 32),
                                       (1, 5, 64, 64), (1, 5, 80, 64), (2, 5, 3, 20), (1, 70, 9, 7), (1, 3, 2, 300)):
-        o, gate, norm = normal(batch, length, heads, dim, dtype=dtype), normal(batch, length, heads * dim, dtype=dtype), normal(heads * dim, dtype=wide)
+        o, gate, norm = normal(batch, length, heads, dim, dtype=dtype), normal(batch, length, heads * dim,
+                                                                               dtype=dtype), normal(heads * dim, dtype=wide)
         yield o, gate, norm, EPSILON
     for heads, dim in ((3, 64), (3, 5)):
         o, norm = normal(2, 50, heads, dim, dtype=dtype), normal(heads * dim, dtype=wide)
@@ -63,7 +64,8 @@ def gated_output_calls(dtype):
 def scaled_heads_calls(dtype):
     """Heads of one, two and four elements a lane, of none and of more than a warp's; fewer heads than a block has warps and more; rows left over."""
     wide = torch.promote_types(dtype, torch.float32)
-    for batch, length, heads, dim in ((1, 1, 24, 64), (2, 701, 24, 64), (1, 99, 12, 128), (3, 50, 3, 32), (1, 9, 9, 256), (2, 5, 3, 20), (1, 7, 2, 300)):
+    for batch, length, heads, dim in ((1, 1, 24, 64), (2, 701, 24, 64), (1, 99, 12, 128), (3, 50, 3, 32), (1, 9, 9, 256), (2, 5, 3, 20),
+                                      (1, 7, 2, 300)):
         yield normal(batch, length, heads * dim, dtype=dtype), normal(batch, length, heads, dtype=wide)
     yield normal(2, 50, 192, dtype=dtype, pad=64), normal(2, 50, 3, dtype=wide, pad=5)
     yield normal(2, 50, 192, dtype=dtype, pad=1), normal(2, 50, 3, dtype=wide)
@@ -81,7 +83,8 @@ def gated_skip_calls(dtype):
 def short_convolution_calls(dtype):
     """Runs that are whole, partly filled and shorter than the convolution; channels of whole pieces and others; every width."""
     wide = torch.promote_types(dtype, torch.float32)
-    for batch, length, channels, width in ((1, 1, 64, 4), (2, 700, 768, 4), (1, 257, 3328, 4), (3, 33, 96, 3), (2, 64, 64, 2), (5, 2, 40, 4), (2, 131, 37, 4)):
+    for batch, length, channels, width in ((1, 1, 64, 4), (2, 700, 768, 4), (1, 257, 3328, 4), (3, 33, 96, 3), (2, 64, 64, 2), (5, 2, 40, 4),
+                                           (2, 131, 37, 4)):
         x, weight, bias = normal(batch, length, channels, dtype=dtype), normal(channels, width, dtype=wide), normal(channels, dtype=wide)
         yield x, weight, bias, normal(batch, width - 1, channels, dtype=dtype), True
         yield x, weight, None, None, False
@@ -173,10 +176,12 @@ class Layers(unittest.TestCase):
         f = torch.bfloat16
         empty = lambda *shape, dtype=f: torch.zeros(*shape, dtype=dtype, device=DEVICE)
         for name, arguments in (("add_rms_norm", (empty(0, 8), empty(0, 8), empty(8, dtype=torch.float32), EPSILON, f)),
-                                ("swiglu", (empty(0, 8),)), ("gated_output", (empty(0, 3, 2, 4), empty(0, 3, 8), empty(8, dtype=torch.float32), EPSILON)),
+                                ("swiglu", (empty(0, 8),)),
+                                ("gated_output", (empty(0, 3, 2, 4), empty(0, 3, 8), empty(8, dtype=torch.float32), EPSILON)),
                                 ("scaled_heads", (empty(0, 3, 8), empty(0, 3, 2, dtype=torch.float32))),
                                 ("gated_skip", (empty(0, 3, 2, 4), empty(0, 3, 8), empty(2, dtype=torch.float32), empty(0, 3, 8))),
-                                ("short_convolution", (empty(2, 0, 8), empty(8, 4, dtype=torch.float32), empty(8, dtype=torch.float32), empty(2, 3, 8), True))):
+                                ("short_convolution", (empty(2, 0, 8), empty(8, 4, dtype=torch.float32), empty(8, dtype=torch.float32),
+                                                       empty(2, 3, 8), True))):
             self.assertEqual(sum(float(r.abs().sum()) for r in results(name, arguments)), 0)
 
     @unittest.skipIf("cpu" in sys.argv, "graphs are a GPU's")

@@ -72,7 +72,8 @@ def results(call, given, direction, dtype, device):
     """Values, last state and gradients, by name."""
     operator, *_, normalize = CALLS[call]
     wide = torch.promote_types(dtype, torch.float32)
-    leaves = {name: tensor.detach().to(device, wide if "gate" in name or name == "beta" else dtype).requires_grad_() for name, tensor in given.items()}
+    leaves = {name: tensor.detach().to(device, wide if "gate" in name or name == "beta" else dtype).requires_grad_()
+              for name, tensor in given.items()}
     head = [leaves[name] for name in ("query", "key", "value")]
     if operator == "delta_state":
         values, state = torch.ops.lethe.delta_state(*head, leaves["beta"], leaves.get("gate"), None)

@@ -58,7 +58,8 @@ class Segments(unittest.TestCase):
             for gate in (0.0, -1e-3, -0.5):
                 self.assert_budget(tensors | {"head_gate": torch.full_like(tensors["head_gate"], gate)}, dtype, ("normalized",), gate=gate)
 
-    def test_keep_the_budget_of_normalised_calls_that_forget_at_once(self):  # a token's own weight is nearly all, and dq what two numbers of nearly one leave
+    def test_keep_the_budget_of_normalised_calls_that_forget_at_once(self):
+        # A token's own weight is nearly all, and dq what two numbers of nearly one leave.
         for dtype, gate in itertools.product((torch.bfloat16, torch.float16), (-0.5, -5.0)):
             tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
             for mean in (0, 3):
@@ -157,7 +158,8 @@ class Segments(unittest.TestCase):
             self.assertEqual(differing, [], f"{call}, {dtype}, {rows} x {columns}, {length} tokens, {copies} copies")
 
     def gradients(self, call, tensors, keep, change=lambda kept: kept):
-        """The gradients by name of a fixed loss, by the internal operators, and how many bytes a head the forward left for them, which `change` may change."""
+        """The gradients by name of a fixed loss, by the internal operators, and how many bytes a head the forward left for them, which `change` may
+        change."""
         _, names, options = STATE_CALLS[call]
         given = [name and tensors[name].to(DEVICE) for name in names]
         head, rest = (*given[:5], None, given[5]), (0.3, options.get("normalize", False))
@@ -188,7 +190,8 @@ class Segments(unittest.TestCase):
                     floor = (0.1 * without["value"] if "normalized" in call else 1e-3 * without["query"]).norm().item() if name == "gate" else 1e-30
                     self.assertLessEqual(worst_head(read[name], expected.cpu(), floor), 3e-3 if name == "gate" else BUDGET[dtype], name)
         saved = []
-        given = {name: state_problem(torch.bfloat16, **(WIDE | dict(length=1100)))[name].to(DEVICE).requires_grad_() for name in ("query", "key", "value")}
+        given = {name: state_problem(torch.bfloat16, **(WIDE | dict(length=1100)))[name].to(DEVICE).requires_grad_()
+                 for name in ("query", "key", "value")}
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
             torch.ops.lethe.gated_state(*given.values(), None, None)
             with torch.no_grad():
@@ -256,7 +259,8 @@ class Segments(unittest.TestCase):
             query, key = (torch.nn.functional.normalize(normal(64).abs(), dim=-1).to(dtype) for _ in range(2))
             value, gate = normal(64).to(dtype), torch.nn.functional.logsigmoid(normal() + 3)
             for gates, normalize in itertools.product((gate, None), (False, True)):
-                run = lambda of: torch.ops.lethe.gated_state(query[of], key[of], value[of], None if gates is None else gates[of], None, normalize=normalize)
+                run = lambda of: torch.ops.lethe.gated_state(query[of], key[of], value[of], None if gates is None else gates[of], None,
+                                                             normalize=normalize)
                 together = run(slice(None))
                 for again in range(3):
                     for first, second in zip(run(slice(None)), together):

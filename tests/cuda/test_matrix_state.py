@@ -267,7 +267,8 @@ class VectorGates(unittest.TestCase):
 
     def test_keep_the_budget_for_every_length(self):
         for length, rows in itertools.product((16, 17, 31, 32, 33, 47, 63, 64, 65, 79, 128, 129, 193), (64, 32)):
-            # There the roundings to bfloat16 alone, of dO, S and the operands, are 0.384 % and 0.466 % in exact arithmetic, whatever the order of work.
+            # There the roundings to bfloat16 alone, of dO, S and the operands, are 0.384 % and 0.466 % in exact arithmetic, whatever the order of
+            # work.
             if (length, rows) != (17, 32):
                 with self.subTest(length=length, rows=rows):
                     self.assert_budget(state_problem(torch.bfloat16, **(WIDE | dict(length=length, key_dim=rows))), torch.bfloat16)
@@ -285,7 +286,8 @@ class VectorGates(unittest.TestCase):
     def test_more_heads_than_places_equal_heads_alone(self):
         # Gradients begin beside the sweeps whose states they read: none may read one too early, of memory that holds NaN.
         # And of 32 rows or columns there is a CTA a head where heads are many, else one a chunk, which has the same bits.
-        for call, rows, columns in (("key gate", 64, 64), ("both gates", 64, 64), ("both gates", 32, 64), ("both gates", 64, 32), ("both gates", 24, 16)):
+        for call, rows, columns in (("key gate", 64, 64), ("both gates", 64, 64), ("both gates", 32, 64), ("both gates", 64, 32),
+                                    ("both gates", 24, 16)):
             sizes = dict(length=620, batch=16, heads=24, key_dim=rows, value_dim=columns)
             tensors, directions = state_problem(torch.bfloat16, **(WIDE | sizes)), []
             for repetition in range(3):

@@ -103,7 +103,8 @@ class Training(unittest.TestCase):
         shape = "--layers 2 --width 256 --heads 4 --context 512 --batch-tokens 8192 --seconds 0.1 --set=compute_dtype=bfloat16".split()
         for gemms in ("measured", "default"):
             figures = self.folder / f"{gemms}.json"
-            run = subprocess.run([BINARY, "--threads", "1", "bench", "--device", DEVICE, *shape, f"--set=gemms={gemms}", "--profile", "--json", figures],
+            run = subprocess.run([BINARY, "--threads", "1", "bench", "--device", DEVICE, *shape, f"--set=gemms={gemms}", "--profile", "--json",
+                                  figures],
                                  capture_output=True, text=True, timeout=300)
             self.assertEqual(run.returncode, 0, run.stderr)
             products = json.loads(figures.read_text()).get("gemms", [])

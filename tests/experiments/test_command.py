@@ -132,7 +132,8 @@ class Calls(CommandTest):
                                for line in self.done("describe", "--size", "760m", *options).splitlines() if line.startswith("  "))
                 self.assertEqual(members["attention"], expected)
         described = self.done("describe", "--architecture", "decay", "--set", "compute_dtype=bfloat16")
-        self.assertIn("  decay                  9.0, 8.0, 10.0: vector gate kernels, not the chunk kernels: log_key_gate: expected one a token, found one a row", described)
+        self.assertIn("  decay                  9.0, 8.0, 10.0: vector gate kernels, not the chunk kernels: log_key_gate: expected one a token, "
+                      "found one a row", described)
         self.assertNotIn("  attention ", described)
 
     def test_of_describe_take_a_mixer_a_layer(self):

@@ -70,7 +70,8 @@ class Models(CommandTest):
     def test_are_evaluated_beyond_their_training_length(self):
         table = str(Path(self.root) / "loss.csv")
         shown = self.done("--root", self.root, "evaluate", str(self.folder), "--sequences", "2", "--csv", table)
-        self.assertRegex(shown, r"trained on sequences of +32\n(.*\n)+  tokens in each +128\n(.*\n)+at the training length\n(.*\n)*  tokens in each +32\n")
+        self.assertRegex(shown,
+                         r"trained on sequences of +32\n(.*\n)+  tokens in each +128\n(.*\n)+at the training length\n(.*\n)*  tokens in each +32\n")
         with open(table, newline="") as file:
             rows = list(csv.DictReader(file))
         self.assertEqual([int(row["position"]) for row in rows], list(range(1, 129)))
@@ -157,7 +158,8 @@ class Models(CommandTest):
             with open(models / "training/lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 listed = self.done("--root", root, "list", "models")
-            for line in (r"finished +finished +fox-pro +12k +512 +bible +\d\.\d{4} +\d{4}-\d\d-\d\d \d\d:\d\d", r"stopped +stopped 50 %", r"training +training 50 %",
+            for line in (r"finished +finished +fox-pro +12k +512 +bible +\d\.\d{4} +\d{4}-\d\d-\d\d \d\d:\d\d", r"stopped +stopped 50 %",
+                         r"training +training 50 %",
                          r"diverged +failed: loss: expected a finite", r"damaged +broken: .*run\.json: expected",
                          r"lost +broken: .*checkpoint\.pt: expected a checkpoint, found none",
                          r"edited +broken: .*log\.jsonl: expected \d+ bytes .*, those of its checkpoint"):

@@ -30,7 +30,8 @@ class Trainings(CommandTest):
 
     def begun(self, *arguments: str, before: int = 0) -> tuple[subprocess.Popen, Path]:
         """A training that has logged steps, more than `before` of them, and its folder."""
-        process = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([BINARY, "--threads", "1", "--root", self.root, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
         self.addCleanup(self.end, process)
         for _ in range(3000):
             for log in Path(self.root).glob("artefacts/models/*/log.jsonl"):

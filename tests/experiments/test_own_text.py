@@ -23,7 +23,8 @@ SMALL = "--layers 1 --width 32 --context 64 --batch-tokens 512 --tokens 8192 --l
 
 def lethe(cwd: Path, *arguments: str) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if k != "LETHE_GPT2_FILES"}
-    return subprocess.run([BINARY, "--threads", "1", *arguments], capture_output=True, text=True, errors="replace", cwd=cwd, env=environment, timeout=300)
+    return subprocess.run([BINARY, "--threads", "1", *arguments], capture_output=True, text=True, errors="replace", cwd=cwd, env=environment,
+                          timeout=300)
 
 
 def sentences(seed: int, count: int) -> str:
@@ -73,7 +74,8 @@ class Training(OwnText):
         self.assertEqual(judged.name, results.name)
         self.assertEqual(json.loads((judged / "length_extrapolation.json").read_text())["comparisons"], found["comparisons"])
         self.assertEqual(found["corpus"], "input.txt")
-        self.refused("--corpus: expected claims that train on a text, found throughput/open_gate", "run", "open_gate", "--scale", "smoke", "--corpus", "input.txt")
+        self.refused("--corpus: expected claims that train on a text, found throughput/open_gate", "run", "open_gate", "--scale", "smoke", "--corpus",
+                     "input.txt")
 
     def test_with_pruning_may_be_faster_than_its_limit_and_says_so(self):
         told = self.done("train", "input.txt", *SMALL, "--set", "log_pruning_tolerance=-10").stderr
@@ -84,9 +86,11 @@ class Training(OwnText):
         told = self.done("train", "input.txt", *SMALL)
         for line in (r"corpus +input \(.*/input\.txt\) as bytes: \S+ tokens to train on, \S+ to validate, \S+ to test", r"model +\S.* parameters",
                      r"training +8\.19k tokens, 0\.\d+ epochs: 16 steps of 512 tokens in sequences of 64, on cpu with 1 threads",
-                     r"folder +.*/artefacts/models/[0-9a-f]{16}", r"checkpoints +every 2\.05k tokens", r"limit +\S+ tokens/s, were all of its FLOPs one large matrix product on this machine",
+                     r"folder +.*/artefacts/models/[0-9a-f]{16}", r"checkpoints +every 2\.05k tokens",
+                     r"limit +\S+ tokens/s, were all of its FLOPs one large matrix product on this machine",
                      r"time +about \d+ s, \d+ tokens/s \(\d+ % of the limit\)",
-                     r"step +\d+ of 16   training \d\.\d+   validation \d\.\d+ \(\d\.\d+ bits per byte\)   \d+ tokens/s \(\d+ % of the limit\)   \d+ s left"):  # fmt: skip
+                     r"step +\d+ of 16   training \d\.\d+   validation \d\.\d+ \(\d\.\d+ bits per byte\)   \d+ tokens/s "
+                     r"\(\d+ % of the limit\)   \d+ s left"):  # fmt: skip
             self.assertRegex(told.stderr, re.compile(f"^{line}$", re.MULTILINE))
         end = told.stdout.splitlines()
         folder = Path(end[-1])

@@ -7,8 +7,8 @@ import torch
 
 
 def from_arguments():
-    """Loads the library that sys.argv names first. The device, and the dtypes that its kernels take; without the GPU that --device asks for, ctest counts
-    the test as skipped, or as failed under LETHE_REQUIRE_GPU=1."""
+    """Loads the library that sys.argv names first. The device, and the dtypes that its kernels take; without the GPU that --device asks for, ctest
+    counts the test as skipped, or as failed under LETHE_REQUIRE_GPU=1."""
     torch.ops.load_library(sys.argv.pop(1))
     if sys.argv[1:2] != ["--device"]:
         return "cpu", [torch.float64, torch.float32, torch.bfloat16]

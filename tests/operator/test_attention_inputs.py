@@ -80,7 +80,8 @@ class AttentionInputs(unittest.TestCase):
 
     def test_a_gradient_that_does_not_arrive_is_zero(self):
         tensors = problem(SWITCHES)
-        for index, kept in enumerate((("query", "query_norm"), ("key", "key_shift", "key_norm"), ("value", "value_shift"), ("gate_logits", "gate_bias"))):
+        for index, kept in enumerate((("query", "query_norm"), ("key", "key_shift", "key_norm"), ("value", "value_shift"),
+                                      ("gate_logits", "gate_bias"))):
             gradients = dict(zip(DIFFERENTIABLE, self.run_backward(tensors, of=lambda outputs: outputs[index:index + 1])))
             for name, gradient in gradients.items():
                 self.assertEqual(bool(gradient.abs().sum() > 0), name in kept, name)

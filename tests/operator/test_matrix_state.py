@@ -186,8 +186,10 @@ class MatrixState(unittest.TestCase):
         self.assertEqual(sorted(t.data_ptr() for t in saved if t.numel() > 0), sorted(t.data_ptr() for t in arguments if t is not None))
 
     def test_states_that_kernels_leave_have_their_size_on_the_meta_device(self):
-        bytes_of = {(64, 1100, None, torch.bfloat16): 18 * 8192, (65, 600, None, torch.bfloat16): 10 * 2 * 8192, (65, 600, None, torch.float16): 10 * (2 * 8192 + 32),
-                    (64, 512, "log_head_gate", torch.bfloat16): 0, (64, 512, "log_head_gate", torch.float16): 0, (40, 513, "log_head_gate", torch.bfloat16): 9 * 8192,
+        bytes_of = {(64, 1100, None, torch.bfloat16): 18 * 8192, (65, 600, None, torch.bfloat16): 10 * 2 * 8192,
+                    (65, 600, None, torch.float16): 10 * (2 * 8192 + 32),
+                    (64, 512, "log_head_gate", torch.bfloat16): 0, (64, 512, "log_head_gate", torch.float16): 0,
+                    (40, 513, "log_head_gate", torch.bfloat16): 9 * 8192,
                     (128, 300, "log_head_gate", torch.float16): 5 * (2 * 8192 + 32), (64, 1100, None, torch.float16): 18 * (8192 + 16),
                     (64, 1100, "log_key_gate", torch.bfloat16): 0, (64, 1100, None, torch.float32): 0, (128, 8193, None, torch.bfloat16): 0,
                     (129, 1100, None, torch.bfloat16): 0}
@@ -199,14 +201,17 @@ class MatrixState(unittest.TestCase):
                 self.assertEqual((kept.shape, kept.dtype), ((2, 2, size), torch.uint8))
                 *_, kept = lethe._matrix_state_forward(*head, 0.5, True, True)
                 divisors = -(-length // 64) * 256 if size and gate and key_dim <= 64 else 0  # z·q of every token
-                self.assertEqual(kept.shape, (2, 2, size + size // 8192 * 256 + divisors if length < 8192 or key_dim > 128 else 129 * 2 * (8192 + 256)))
+                self.assertEqual(kept.shape,
+                                 (2, 2, size + size // 8192 * 256 + divisors if length < 8192 or key_dim > 128 else 129 * 2 * (8192 + 256)))
                 *_, kept = lethe._matrix_state_forward(*head, 0.5, False)
                 self.assertEqual((kept.shape, kept.dtype), ((0,), torch.uint8))
 
     def test_what_the_delta_rule_leaves_has_its_size_on_the_meta_device(self):
         chunk = lambda row_tiles, column_tiles: 5120 + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4)
-        for key_dim, value_dim, length, gate, size in ((64, 64, 65, None, 2 * chunk(1, 1)), (128, 128, 4096, "log_head_gate", 64 * chunk(2, 2)), (65, 40, 200, None, 4 * chunk(2, 1)),
-                                                       (40, 65, 200, "log_head_gate", 4 * chunk(1, 2)), (64, 64, 64, None, 0), (64, 64, 200, "log_key_gate", 0), (64, 129, 200, None, 0)):
+        for key_dim, value_dim, length, gate, size in ((64, 64, 65, None, 2 * chunk(1, 1)), (128, 128, 4096, "log_head_gate", 64 * chunk(2, 2)),
+                                                       (65, 40, 200, None, 4 * chunk(2, 1)),
+                                                       (40, 65, 200, "log_head_gate", 4 * chunk(1, 2)), (64, 64, 64, None, 0),
+                                                       (64, 64, 200, "log_key_gate", 0), (64, 129, 200, None, 0)):
             with self.subTest(key_dim=key_dim, value_dim=value_dim, length=length, gate=gate):
                 given = inputs(length, key_dim=key_dim, value_dim=value_dim, dtype=torch.bfloat16)
                 head = [name and given[name].detach().to("meta") for name in ("query", "key", "value", gate, None, "beta", None)]

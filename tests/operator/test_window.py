@@ -79,14 +79,14 @@ class Window(unittest.TestCase):
                         self.check(DTYPES[-1], "initial", window, dim, keys=QUERIES + before)
 
     def test_is_that_of_the_definition_over_sections_of_heads(self):
-        # On a Hopper GPU what the backward's tiles of keys read fills the cache (gate/sections.hpp) with 16 key heads of 4 query heads each: two sections, of
-        # 11 and 10, and after both of them the last tile of keys of every head.
+        # On a Hopper GPU what the backward's tiles of keys read fills the cache (gate/sections.hpp) with 16 key heads of 4 query heads each: two
+        # sections, of 11 and 10, and after both of them the last tile of keys of every head.
         group = 4 if DEVICE == "cuda" else 1
         self.check(DTYPES[-1], "initial", 100, 128, batch=3, heads=7 * group, key_heads=7)
 
     def test_adds_up_the_gradient_of_queries_as_in_the_fixed_order(self):
-        # Where the order is open, the tiles of keys that a query sees add to its dq as they end: here in several waves of tiles, more than 32 of them a
-        # query, of gates near 1 and of others. In the fixed order they add one after the other.
+        # Where the order is open, the tiles of keys that a query sees add to its dq as they end: here in several waves of tiles, more than 32 of them
+        # a query, of gates near 1 and of others. In the fixed order they add one after the other.
         length, heads = (5000, 24) if DEVICE == "cuda" else (700, 2)
         for dim in (64, 128):
             for shift in (9.0, 0.0):
@@ -112,7 +112,8 @@ class Window(unittest.TestCase):
 
     def test_holds_logits_that_grow_towards_the_windows_edge(self):
         for dtype in DTYPES:
-            # octaves a block of 128 keys: with 126 to 128 between a query and its window's edge, sums are within float and products with values beyond it
+            # octaves a block of 128 keys: with 126 to 128 between a query and its window's edge, sums are within float and products with values
+            # beyond it
             for step in (8, *range(36, 70, 2), 96) if DEVICE == "cuda" else (8, 63, 96):
                 query, key, value, gate = tensors(dtype, "open")
                 query, key = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (query, key))

@@ -66,7 +66,8 @@ class CheckIncludes(unittest.TestCase):
             for family in families:
                 with self.subTest(shared, family=family):
                     self.assertEqual(self.found(f"{shared}/a.cuh", f'#include "{family}/tiles.cuh"'),
-                                     [f'{shared}/a.cuh:1: expected no kernel family and no instruction of one in {shared}, found "{family}/tiles.cuh"'])
+                                     [f'{shared}/a.cuh:1: expected no kernel family and no instruction of one in {shared}, found '
+                                      f'"{family}/tiles.cuh"'])
 
     def test_what_the_rules_allow_passes(self):
         for path, line in [

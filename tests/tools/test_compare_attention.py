@@ -119,7 +119,8 @@ class Joined(unittest.TestCase):
 
 class Certificate(unittest.TestCase):
     def test_it_has_the_versions_of_what_was_imported(self):
-        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.dict(sys.modules), unittest.mock.patch.object(sys, "path", [folder, *sys.path]):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.dict(sys.modules), unittest.mock.patch.object(sys, "path",
+                                                                                                                        [folder, *sys.path]):
             (pathlib.Path(folder) / "from_a_path.py").write_text("")
             importlib.import_module("from_a_path")
             expected = {"torch": importlib.metadata.version("torch"), "from_a_path": None}

@@ -35,7 +35,8 @@ class Cases(unittest.TestCase):
         self.assertTrue(Case("125m:4096:mamba2", "fla").recurrent)
         done = subprocess.run([sys.executable, TOOL, "--case", "125m:4096:mamba2"], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertEqual(done.stderr, "compare_training: --fla: expected a checkout of FLA, which draws the weights of 125m:4096:mamba2, found none\n")
+        self.assertEqual(done.stderr,
+                         "compare_training: --fla: expected a checkout of FLA, which draws the weights of 125m:4096:mamba2, found none\n")
 
     def test_have_the_rows_that_know_their_model(self):
         rows = ("lethe", "compiled", "official", "fla", "fla-compiled", "fla-gla")
@@ -64,13 +65,17 @@ class FlaWeights(unittest.TestCase):
         layer = "backbone.layers.0."
         rows = torch.arange(inner + convolved + heads).float().unsqueeze(1).expand(-1, width)
         ours = our_state({"backbone.embeddings.weight": torch.zeros(5, width), layer + "norm.weight": torch.zeros(width),
-                          layer + "mixer.dt_bias": torch.zeros(heads), layer + "mixer.in_proj.weight": rows, layer + "mixer.conv1d.weight": torch.zeros(convolved, 1, 4),
-                          layer + "mixer.norm.weight": torch.zeros(inner), "backbone.norm_f.weight": torch.zeros(width), "lm_head.weight": torch.zeros(5, width)})
+                          layer + "mixer.dt_bias": torch.zeros(heads), layer + "mixer.in_proj.weight": rows,
+                          layer + "mixer.conv1d.weight": torch.zeros(convolved, 1, 4),
+                          layer + "mixer.norm.weight": torch.zeros(inner), "backbone.norm_f.weight": torch.zeros(width),
+                          "lm_head.weight": torch.zeros(5, width)})
         begin = "model.layers.0."
         self.assertEqual({name: tuple(value.shape) for name, value in ours.items()}, {
             "model.embeddings.weight": (5, width), begin + "attn_norm.weight": (width,), begin + "attn.dt_bias": (heads,),
-            begin + "attn.in_proj.z.weight": (inner, width), begin + "attn.in_proj.xBC.weight": (convolved, width), begin + "attn.in_proj.dt.weight": (heads, width),
-            begin + "attn.conv1d.weight": (convolved, 4), begin + "attn.norm.weight": (inner,), "model.norm.weight": (width,), "lm_head.weight": (5, width)})
+            begin + "attn.in_proj.z.weight": (inner, width), begin + "attn.in_proj.xBC.weight": (convolved, width),
+            begin + "attn.in_proj.dt.weight": (heads, width),
+            begin + "attn.conv1d.weight": (convolved, 4), begin + "attn.norm.weight": (inner,), "model.norm.weight": (width,),
+            "lm_head.weight": (5, width)})
         pieces = torch.cat([ours[begin + f"attn.in_proj.{piece}.weight"] for piece in ("z", "xBC", "dt")])
         self.assertTrue(torch.equal(pieces, rows))
 
@@ -89,7 +94,8 @@ class FlaStep(unittest.TestCase):
         model = torch.nn.Linear(4, 3)
         model.bias._no_weight_decay = True
         before, tokens, labels = model.weight.detach().clone(), torch.randn(5, 4), torch.randn(5, 3)
-        masters, backward = trained_in_bfloat16(model, lambda x, y: (torch.nn.functional.linear(x, model.weight.float(), model.bias) - y).square().sum())
+        masters, backward = trained_in_bfloat16(model,
+                                                lambda x, y: (torch.nn.functional.linear(x, model.weight.float(), model.bias) - y).square().sum())
         optimizer = torch.optim.SGD(masters.parameters(), lr=1e-4)
         first = backward(tokens, labels)
         self.assertEqual([weight.dtype for weight in model.parameters()], [torch.bfloat16, torch.float32])

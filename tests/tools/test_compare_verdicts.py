@@ -66,7 +66,8 @@ class Verdicts(unittest.TestCase):
         members = json.loads(file.read_text())
         self.assertEqual(members["runs"][:2], whole["runs"])
         self.assertEqual([row["verdicts"] for row in members["statements"]],
-                         [["reproduced", "reproduced", None], ["refuted", "reproduced", "refuted"], ["reproduced", None, None], [None, None, "reproduced"]])
+                         [["reproduced", "reproduced", None], ["refuted", "reproduced", "refuted"], ["reproduced", None, None],
+                          [None, None, "reproduced"]])
         status, said = self.run_tool(f"busy={self.root / 'third'}", "--beside", str(file), "--output", str(file))
         self.assertEqual(status, 2)
         self.assertIn("expected two or more with names of their own", said)

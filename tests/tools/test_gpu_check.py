@@ -12,7 +12,8 @@ from shell_programs import ShellPrograms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ("test_ptx", "test_cuda_forward", "test_cuda_backward", "test_cuda_forward_racecheck", "test_cuda_backward_racecheck",
-            "test_cuda_cross_entropy", "test_cuda_matrix_state", "test_cuda_matrix_state_racecheck", "test_cuda_linear_cross_entropy", "test_cuda_products", "test_cuda_gated_attention", "lethe", "test_two_gpus", "rank", "benchmark_cuda_kernels", "liblethe_torch.so",
+            "test_cuda_cross_entropy", "test_cuda_matrix_state", "test_cuda_matrix_state_racecheck", "test_cuda_linear_cross_entropy",
+            "test_cuda_products", "test_cuda_gated_attention", "lethe", "test_two_gpus", "rank", "benchmark_cuda_kernels", "liblethe_torch.so",
             "lethe_kernels.so", "lethe_kernels_without_gate.so")
 
 
@@ -74,7 +75,8 @@ class Steps(ShellPrograms):
     def test_benchmarks_have_a_gpu_each_where_there_are_two(self):
         alone = 'mkdir "../gpu_$CUDA_VISIBLE_DEVICES" || exit 1; sleep 0.1; rmdir "../gpu_$CUDA_VISIBLE_DEVICES"'  # fails beside another one
         self.script("build/benchmark_cuda_kernels", f'{alone}; echo "gate on $CUDA_VISIBLE_DEVICES"')
-        self.script("bin/python3", f'case "$1" in -c) echo nowhere ;; *compare_attention*|*/benchmarks/*) {alone}; echo "a script on $CUDA_VISIBLE_DEVICES" ;; esac')
+        self.script("bin/python3",
+                    f'case "$1" in -c) echo nowhere ;; *compare_attention*|*/benchmarks/*) {alone}; echo "a script on $CUDA_VISIBLE_DEVICES" ;; esac')
         for visible, gate, scripts in (("0,3", "0", "0033"), ("2", "2", "2222")):
             with self.subTest(visible):
                 run = subprocess.run([ROOT / "tools/gpu_check", self.folder / "build"], capture_output=True, text=True,

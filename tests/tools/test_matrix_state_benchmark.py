@@ -29,9 +29,12 @@ class Arguments(unittest.TestCase):
                                (["--gates", "x"], "--gates: invalid choice"), (["--profile"], "--profile: expected one argument"),
                                (["--output", "absent/found.json"], "--output: expected a file in a folder that exists, found absent/found.json"),
                                (["--profile", "absent/found.log"], "--profile: expected a file in a folder that exists, found absent/found.log"),
-                               (["--profile", "found.log", "--output", "found.json"], "--profile: expected none of --output, --fla and --peers beside it, found --output"),
-                               (["--profile", "found.log", "--fla", "."], "--profile: expected none of --output, --fla and --peers beside it, found --fla"),
-                               (["--profile", "found.log", "--peers", "."], "--profile: expected none of --output, --fla and --peers beside it, found --peers"),
+                               (["--profile", "found.log", "--output", "found.json"],
+                                "--profile: expected none of --output, --fla and --peers beside it, found --output"),
+                               (["--profile", "found.log", "--fla", "."],
+                                "--profile: expected none of --output, --fla and --peers beside it, found --fla"),
+                               (["--profile", "found.log", "--peers", "."],
+                                "--profile: expected none of --output, --fla and --peers beside it, found --peers"),
                                (["--peers", "absent"], "--peers: expected a folder, found absent")):
             with self.subTest(options):
                 self.assertIn(words, self.refused(*options))
@@ -89,7 +92,8 @@ class Rivals(unittest.TestCase):
     def test_that_raise_or_are_wrong_have_no_time_and_a_reason(self):
         fastest, reasons = self.rivals("raises", "wrong")
         self.assertEqual(fastest, {"forward": [], "backward": []})
-        self.assertEqual(reasons["forward"], ["raises: RuntimeError: not on this GPU", "wrong: ValueError: values: expected ours within 2.0%, found 25.00%"])
+        self.assertEqual(reasons["forward"], ["raises: RuntimeError: not on this GPU",
+                                              "wrong: ValueError: values: expected ours within 2.0%, found 25.00%"])
         self.assertEqual(len(reasons["backward"]), 2)
 
     def test_whose_leaves_cannot_be_prepared_have_a_reason(self):
@@ -108,7 +112,8 @@ class Rivals(unittest.TestCase):
         self.given["state"] = torch.ones(1, 1, 2, 2)
         leaves = lambda given: {"query": given["query"], "state": given["state"]}
         for state, times in ((1.0, 1), (1.1, 0)):
-            fastest, _ = self.rivals(Rival("package", "step", lambda leaves: (2 * leaves["query"], state * leaves["state"]), leaves), sides=("forward",))
+            fastest, _ = self.rivals(Rival("package", "step", lambda leaves: (2 * leaves["query"], state * leaves["state"]), leaves),
+                                     sides=("forward",))
             self.assertEqual(len(fastest["forward"]), times)
 
 
@@ -135,7 +140,8 @@ class Leaves(unittest.TestCase):
                         self.assertLess(((ours[name] - tensor).float().norm() / tensor.float().norm()).item(), 0.01, name)
 
     def test_of_mamba_have_the_gradients_of_its_step(self):
-        given = {"query": torch.ones(1, 1, 1, 4), "key": torch.ones(1, 1, 1, 4), "value": torch.ones(1, 1, 1, 2), "key_gate": torch.full((1, 1, 1), -0.5)}
+        given = {"query": torch.ones(1, 1, 1, 4), "key": torch.ones(1, 1, 1, 4), "value": torch.ones(1, 1, 1, 2),
+                 "key_gate": torch.full((1, 1, 1), -0.5)}
         leaves = matrix_state_rivals.mamba_leaves(given)
         step = leaves["step"].requires_grad_()
         ours = matrix_state_rivals.mamba_ours(leaves)
@@ -149,10 +155,12 @@ class Leaves(unittest.TestCase):
             taken.update(skip=D, rows=x)
             return x
 
-        given = {"query": torch.ones(2, 1, 3, 4), "key": torch.ones(2, 1, 3, 4), "value": torch.ones(2, 1, 3, 6), "key_gate": torch.full((2, 1, 3), -0.5),
+        given = {"query": torch.ones(2, 1, 3, 4), "key": torch.ones(2, 1, 3, 4), "value": torch.ones(2, 1, 3, 6),
+                 "key_gate": torch.full((2, 1, 3), -0.5),
                  "state": torch.ones(2, 3, 4, 6)}
         rival = matrix_state_rivals.mamba_step()
-        with unittest.mock.patch.dict(sys.modules, {"mamba_ssm.ops.triton.selective_state_update": unittest.mock.Mock(selective_state_update=update)}):
+        with unittest.mock.patch.dict(sys.modules,
+                                      {"mamba_ssm.ops.triton.selective_state_update": unittest.mock.Mock(selective_state_update=update)}):
             values, state = rival.call(rival.leaves(given))
         self.assertEqual((values.shape, state.shape, taken["skip"].shape), ((2, 1, 3, 6), (2, 3, 4, 6), taken["rows"].shape[1:]))
         self.assertFalse(taken["skip"].any())

@@ -76,7 +76,8 @@ class List(unittest.TestCase):
     def test_filters_run_every_test_of_the_kernels(self):
         matches = lambda name, patterns: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split(":"))
         not_run = ("Unsupported.", "PrecisionOracle.", "Precision.")  # of no kernel; too long, but for one
-        lists = re.findall(r"lethe_test\(cuda_(forward|backward|matrix_state) SOURCES ([^)]*?) LIBRARIES", (ROOT / "tests/cuda/CMakeLists.txt").read_text())
+        lists = re.findall(r"lethe_test\(cuda_(forward|backward|matrix_state) SOURCES ([^)]*?) LIBRARIES",
+                           (ROOT / "tests/cuda/CMakeLists.txt").read_text())
         self.assertEqual([program for program, _ in lists], ["forward", "backward", "matrix_state"])
         for program, files in lists:
             filters = [tests.partition("-") for suite in FILTERS if PROGRAMS[suite] == f"bin/test_cuda_{program}" for tests in FILTERS[suite]]
@@ -274,7 +275,8 @@ exit 1""")
 
     def test_what_a_program_does_not_link_is_not_compiled(self):
         release = next(mutant.file for mutant in MUTANTS if mutant.name == "late_forward_release")  # of attention's and the matrix state's kernels
-        targets = lambda *libraries: [target.split("/")[-2] for target in self.TOOL["objects_of"](release, [f"lib/lib{library}.a" for library in libraries])]
+        targets = lambda *libraries: [target.split("/")[-2] for target in self.TOOL["objects_of"](release,
+                                                                                                  [f"lib/lib{library}.a" for library in libraries])]
         self.assertEqual({*targets("lethe_cuda")} & {*targets("lethe_cuda_matrix_state_hopper")}, {"hopper"})
         for library in ("lethe_cuda", "lethe_cuda_matrix_state_hopper"):
             for target in self.TOOL["objects_of"](release, [f"lib/lib{library}.a"]):
@@ -288,7 +290,8 @@ exit 1""")
 
     def test_python_tests_run_beside_the_library(self):
         command = self.TOOL["command_of"](self.folder / "mutant/program", "layers", "Layers.test_one:Layers.test_two", True)
-        self.assertEqual(command[1:], [f"{self.folder}/mutant/test_layers.py", f"{self.folder}/mutant/program", "--failfast", "Layers.test_one", "Layers.test_two"])
+        self.assertEqual(command[1:], [f"{self.folder}/mutant/test_layers.py", f"{self.folder}/mutant/program", "--failfast", "Layers.test_one",
+                                       "Layers.test_two"])
 
     def test_a_delay_must_pass_all(self):
         late = next(mutant.name for mutant in MUTANTS if not mutant.breaks and mutant.suite == "backward")

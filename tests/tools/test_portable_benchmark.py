@@ -22,11 +22,13 @@ import torch  # noqa: E402
 
 class Arguments(unittest.TestCase):
     def test_that_are_wrong_are_refused(self):
-        for options, words in ((["--length", "300"], "--length: expected a multiple of 128"), (["--length", "128"], "--length: expected a multiple of 128"),
+        for options, words in ((["--length", "300"], "--length: expected a multiple of 128"),
+                               (["--length", "128"], "--length: expected a multiple of 128"),
                                (["--rounds", "0"], "--rounds: expected at least 1, found 0"), (["--only", "x"], "--only: invalid choice"),
                                (["--output", "absent/found.json"], "--output: expected a file in a folder that exists")):
             with self.subTest(options):
-                with unittest.mock.patch.object(sys, "argv", ["portable.py", "library", *options]), contextlib.redirect_stderr(io.StringIO()) as found:
+                with unittest.mock.patch.object(sys, "argv",
+                                                ["portable.py", "library", *options]), contextlib.redirect_stderr(io.StringIO()) as found:
                     with self.assertRaises(SystemExit) as end:
                         portable.main()
                 self.assertEqual(end.exception.code, 2)
@@ -86,7 +88,8 @@ class Rows(unittest.TestCase):
     def test_all_are_measured_on_the_cpu(self):
         with tempfile.TemporaryDirectory() as folder:
             output = pathlib.Path(folder) / "portable.json"
-            done = subprocess.run([sys.executable, TOOL, LIBRARIES[0], "--device", "cpu", "--length", "256", "--rounds", "1", "--output", output, "--commit", "c0"],
+            done = subprocess.run([sys.executable, TOOL, LIBRARIES[0], "--device", "cpu", "--length", "256", "--rounds", "1", "--output", output,
+                                   "--commit", "c0"],
                                   capture_output=True, text=True, env=os.environ | {"OMP_WAIT_POLICY": "passive"})
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             found = json.loads(output.read_text())

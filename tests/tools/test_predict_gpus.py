@@ -60,7 +60,8 @@ class PredictGpus(unittest.TestCase):
         self.assertEqual((mean["tensor"], mean["shared"]), (1.75, 16 + 8 + 0.75 * 16))
 
     def test_each_kernel_has_a_pattern_of_its_own(self):
-        name = ("_ZN5lethe6ampere52_GLOBAL__N__7fc8994c_19_backward_keys_cu_4023e4e213backward_keysI13__nv_bfloat16NS0_10{}SizesILi{}EEELb{}ELb{}ELb{}EEEv"
+        name = ("_ZN5lethe6ampere52_GLOBAL__N__7fc8994c_19_backward_keys_cu_4023e4e2"
+                "13backward_keysI13__nv_bfloat16NS0_10{}SizesILi{}EEELb{}ELb{}ELb{}EEEv"
                 "NS0_18BackwardParametersE")
         matched = lambda row, name: [pattern for pattern in counted.OURS["lethe", *row][1] if re.search(pattern, name)]
         for keys, values in ((1, 0), (0, 1)):
@@ -75,11 +76,13 @@ class PredictGpus(unittest.TestCase):
 
     def test_a_gpu_has_the_kernels_that_fit_its_shared_memory(self):
         counts = {"issue": 1000, "tensor": 250}
-        rows = [{"implementation": name, "direction": direction, "head_dim": dim, "flops": 10, "loops": [{"flops": 10, "counts": {"80": counts, "90": counts}}]}
+        rows = [{"implementation": name, "direction": direction, "head_dim": dim, "flops": 10,
+                 "loops": [{"flops": 10, "counts": {"80": counts, "90": counts}}]}
                 for name, direction, dim in (*counted.OURS, *counted.FLASH)]
         found, _, _ = predict_gpus.predictions(rows, {"multiprocessors": 132, "cycles_of_a_product": 5.0, "rows": [
             r | {"heads": 1, "length": 16384, "ghz": None, "ms": 1.0} for r in rows if counted.SMALL not in r["direction"]]})
-        of = lambda gpu, name, way: {(direction, dim) for at, who, direction, dim, *_ in found if (at, who) == (gpu, name) and direction.startswith(way)}
+        of = lambda gpu, name, way: {(direction, dim) for at, who, direction, dim, *_ in found if (at, who) == (gpu, name)
+                                     and direction.startswith(way)}
         self.assertEqual(of("A100 SXM", "lethe", "backward"), {("backward", 64), ("backward", 96), (counted.ONE_STAGE, 128), ("backward", 256)})
         self.assertEqual(of("L40S", "lethe", "backward"), {(counted.ONE_STAGE, 64), (counted.FUSED, 96), (counted.TWO, 128), (counted.TWO, 256)})
         for gpu in predict_gpus.GPUS:
@@ -109,7 +112,8 @@ class PredictGpus(unittest.TestCase):
                 predict_gpus.from_portable(before, [f"{files[1]}=A10"])
         times = lambda measured: [(r["implementation"], r["direction"], r["head_dim"], r["ms"]) for r in measured["rows"]]
         self.assertEqual(times(found), [("lethe", "backward", 64, 2.0), ("flash_attention_2", "backward", 64, 3.0), ("lethe", "backward", 96, 4.0),
-                                        ("flash_attention_2", "backward", 96, 3.0), ("lethe", counted.ONE_STAGE, 64, 2.5), ("lethe", counted.TWO, 128, 2.5)])
+                                        ("flash_attention_2", "backward", 96, 3.0), ("lethe", counted.ONE_STAGE, 64, 2.5),
+                                        ("lethe", counted.TWO, 128, 2.5)])
         self.assertEqual(times(as_a100), [("lethe", counted.ONE_STAGE, 128, 2.5)])
         self.assertEqual(found["cycles_of_a_product"], 6.0)
 
@@ -128,7 +132,8 @@ class PredictGpus(unittest.TestCase):
 
     def test_a_figure_follows_from_the_efficiency_measured_beside_it(self):
         counts = {"issue": 1000, "tensor": 250, "fp32": 500}
-        rows = [{"implementation": name, "direction": direction, "head_dim": dim, "flops": flops, "loops": [{"flops": flops, "counts": {"80": counts, "90": counts}}]}
+        rows = [{"implementation": name, "direction": direction, "head_dim": dim, "flops": flops,
+                 "loops": [{"flops": flops, "counts": {"80": counts, "90": counts}}]}
                 for name in ("lethe", "flash_attention_2") for direction, flops in (("forward", 4), ("backward", 10)) for dim in (64, 128)]
         measured = {"multiprocessors": 132, "cycles_of_a_product": 5.0, "rows": [
             {"implementation": r["implementation"], "direction": r["direction"], "head_dim": r["head_dim"], "heads": 1, "length": 16384, "ghz": 1.5,

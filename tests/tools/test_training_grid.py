@@ -31,7 +31,8 @@ for line in sys.stdin:
         context, = count
         if (size, context) == ("360m", "16384"):
             sys.exit("lethe: expected memory, found none")
-        print(json.dumps({{"context": int(context), "tokens": 32768, "flops_per_token": 1e9, "product_flops_per_second": 32768e9, "peak_bytes": 3 << 30}}), flush=True)
+        print(json.dumps({{"context": int(context), "tokens": 32768, "flops_per_token": 1e9,
+                          "product_flops_per_second": 32768e9, "peak_bytes": 3 << 30}}), flush=True)
     elif word == "rest":
         print(json.dumps({{"held_bytes": 100, "free_bytes": {free}}}), flush=True)
     else:
@@ -108,7 +109,8 @@ class Grid(unittest.TestCase):
             first = [model for model, words in self.asked if words == "context 8192"][0]
             self.assertEqual([model for model, _ in self.asked].index("transformer-pro") > self.asked.index([first, "context 8192"]), alone)
             self.assertEqual(self.cells()["760m", "fox-pro", 4096]["in_turn_with"], [] if alone else ["transformer-pro"])
-            self.assertEqual("Not in turn: 760M at 4096, 8192, one after the other FoX (Pro); Transformer (Pro).\n" in training_grid_page(self.output), alone)
+            self.assertEqual("Not in turn: 760M at 4096, 8192, one after the other FoX (Pro); Transformer (Pro).\n"
+                             in training_grid_page(self.output), alone)
 
     def test_goes_on_where_it_was_stopped_and_measures_nothing_twice(self):
         status, _ = self.call("--sizes", "125m", "--until", "-1")
@@ -140,8 +142,10 @@ class Grid(unittest.TestCase):
     def test_has_ratios_shares_and_memory_in_its_tables(self):
         self.call("--sizes", "125m", "760m", "--contexts", "16384", "4096")
         rows = training_grid_table(self.output).splitlines()
-        self.assertEqual(rows[2:], ["| 125M, 4096 | 32768 | 65536 | 32768 | 32768 | 2.000 | 1.000 | 1.000 |", "| 125M, 16384 | 8192 | 16384 | 8192 | 8192 | 2.000 | 1.000 | 1.000 |",
-                                    "| 760M, 4096 | 32768 | 65536 | 32768 | 32768 | 2.000 | 1.000 | 1.000 |", "| 760M, 16384 | 8192 | 16384 | 8192 | 8192 | 2.000 | 1.000 | 1.000 |"])
+        self.assertEqual(rows[2:], ["| 125M, 4096 | 32768 | 65536 | 32768 | 32768 | 2.000 | 1.000 | 1.000 |",
+                                    "| 125M, 16384 | 8192 | 16384 | 8192 | 8192 | 2.000 | 1.000 | 1.000 |",
+                                    "| 760M, 4096 | 32768 | 65536 | 32768 | 32768 | 2.000 | 1.000 | 1.000 |",
+                                    "| 760M, 16384 | 8192 | 16384 | 8192 | 8192 | 2.000 | 1.000 | 1.000 |"])
         self.assertEqual(limits_table(self.output).splitlines()[3], "| 125M, 16384 | 25 %, 3.0 | 50 %, 3.0 | 25 %, 3.0 | 25 %, 3.0 |")
 
     def test_without_a_cell_says_so(self):

@@ -91,7 +91,8 @@ class Comparison(unittest.TestCase):
             for name, other in (("commands", chosen), ("certificate", lambda: dict(certificate))):
                 patches.enter_context(mock.patch.object(compare_training, name, other))
             patches.enter_context(mock.patch.object(compare_training.Case, "write", written))
-            patches.enter_context(mock.patch.object(sys, "argv", ["compare_training", "--case", *cases, "--rounds", "2", "--slot", "1", "--row-limit", "20",
+            patches.enter_context(mock.patch.object(sys, "argv",
+                                                    ["compare_training", "--case", *cases, "--rounds", "2", "--slot", "1", "--row-limit", "20",
                                                                   "--output", str(output)]))
             said = patches.enter_context(contextlib.redirect_stdout(io.StringIO()))
             status = compare_training.main()
@@ -130,7 +131,8 @@ class Commands(unittest.TestCase):
         self.assertEqual((fox["lethe"][place], fox["2 GPUs"][place], fox["2 GPUs"][-2:]), ("32768", "65536", ["--gpus", "2"]))
         options.gpus = []
         recurrent = compare_training.commands(compare_training.Case("125m:4096:mamba2", "checkout"), options, "weights")
-        self.assertEqual((list(recurrent), recurrent["fla"][2:]), (["lethe", "fla"], ["--serve-fla", "125m:4096:mamba2", "weights", "fla", "checkout"]))
+        self.assertEqual((list(recurrent), recurrent["fla"][2:]),
+                         (["lethe", "fla"], ["--serve-fla", "125m:4096:mamba2", "weights", "fla", "checkout"]))
 
 
 class Compilation(unittest.TestCase):
@@ -142,7 +144,8 @@ class Compilation(unittest.TestCase):
             tell_what_triton_compiles()
             for name, cached in (("first", False), ("second", True), ("third", False)):
                 compilation.listener(src=types.SimpleNamespace(name=name), cache_hit=cached, **known)
-        self.assertEqual(said.getvalue(), "kernels that Triton has compiled: 1, the last first\nkernels that Triton has compiled: 2, the last third\n")
+        self.assertEqual(said.getvalue(),
+                         "kernels that Triton has compiled: 1, the last first\nkernels that Triton has compiled: 2, the last third\n")
 
     def test_by_an_early_triton_goes_uncounted(self):
         with mock.patch.object(importlib, "import_module", lambda name: types.SimpleNamespace()):

@@ -120,17 +120,20 @@ def benchmark_page(path):
         inference = "`inference` is a forward that keeps none; " if any("inference" in of for of in gate_costs(path).values()) else ""
         (repetitions,) = {mean["repetitions"] for of in gate_costs(path).values() for mean, _ in of.values()}
         return (
-            f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; each direction with its "
+            f"# {path.stem}\n\n{benchmark_table(path)}\nThe kernels beside the same built without a gate, which prunes nothing; each direction with "
+            f"its "
             "plan: prefix sums and the order of heads, and before a forward norms and boundary (`plan alone` is a forward's). `forward` keeps the "
             "residual of the values that the backward wants, with a gate and without; "
             f"{inference}`16-bit sums` is a backward whose sums of dS behind the gate's gradient are of what is rounded to 16 bits, "
             f"with open gates alone. Both builds ran in turn, for {context['milliseconds']} ms at a time. At the power limit, where these kernels "
-            "run, the clock goes up and down with a period of about a second: stretches of some milliseconds all meet the same clock, and tell a ratio of cycles; "
+            "run, the clock goes up and down with a period of about a second: stretches of some milliseconds all meet the same clock, and tell a "
+            "ratio of cycles; "
             "with a second or more each build runs at the clock that its own power allows. "
             f"Means of {repetitions} repetitions; ± is their standard deviation over √{repetitions}, in this one run. "
             f"bfloat16, B·T = 32768, H·D = 1536, `tools/gpu_check`; commit {commit}; {context.get('gpu', path.parent.name)}; {context['date']}.\n"
         )
     return (
-        f"# {path.stem}\n\n{benchmark_table(path)}\n\"times as fast\" as `torch`, or as the rule's loop over tokens. Medians of repetitions in random order, `tools/benchmark`; commit {commit}; "
+        f"# {path.stem}\n\n{benchmark_table(path)}\n\"times as fast\" as `torch`, or as the rule's loop over tokens. Medians of repetitions in "
+        f"random order, `tools/benchmark`; commit {commit}; "
         f"{context.get('processor', path.parent.name)}, {context['num_cpus']} cores; {context['date']}.\n"
     )

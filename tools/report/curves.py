@@ -35,7 +35,8 @@ def smoothed_over_positions(values):
 
 
 def losses(claim, variant):
-    """The positions that end a stretch, and L(i) of every position from 1 on: a point is the mean of its stretch, which begins after the one before."""
+    """The positions that end a stretch, and L(i) of every position from 1 on: a point is the mean of its stretch, which begins after the one
+    before."""
     ends, means = claim.curve("loss_at_position", variant)
     ends = [int(end) for end in ends]
     return ends, [mean for begin, end, mean in zip([0, *ends], ends, means) for _ in range(end - begin)]
@@ -104,7 +105,8 @@ def draw_forgetting_curve(axes, claim, variant):
     for quantity, label, tint, face in (("copy", "copy", COLOURS[1], COLOURS[1]), ("lm", "LM", COLOURS[0], "white")):
         x, values = claim.curve(f"{quantity}_at_length", variant)
         _, deviations = claim.curve(f"{quantity}_deviation_at_length", variant)
-        axes.fill_between(x, [v - d for v, d in zip(values, deviations)], [v + d for v, d in zip(values, deviations)], color=tint, alpha=0.25, linewidth=0)
+        axes.fill_between(x, [v - d for v, d in zip(values, deviations)], [v + d for v, d in zip(values, deviations)], color=tint, alpha=0.25,
+                          linewidth=0)
         axes.plot(x, values, color=tint, marker="o", markersize=2.5, markerfacecolor=face, label=label)
     trained = training_length(claim)
     for length, dash in ((trained, DASHES[1]), (trained / 2, DASHES[2])):

@@ -53,8 +53,8 @@ def absent_names(root, row, tests):
 
 
 def claims_of(row):
-    """The claims of a row with the begins of its statements: "one; another: First | Second". Without begins the statements are those whose source names
-    the item."""
+    """The claims of a row with the begins of its statements: "one; another: First | Second". Without begins the statements are those whose source
+    names the item."""
     for part in filter(None, row["claims"].split(";")):
         name, _, begins = part.partition(":")
         yield name.strip(), [begin.strip() for begin in begins.split("|") if begin.strip()]
@@ -127,7 +127,8 @@ def found(row, results):
         else:
             comparisons = own_comparisons(claim, row, begins)
             counts = Counter(comparison["verdict"] for comparison in comparisons)
-            verdicts = "; ".join(map(in_words, comparisons) if is_of_an_abstract(row) else (f"{count} {verdict}" for verdict, count in counts.items()))
+            verdicts = "; ".join(map(in_words, comparisons) if is_of_an_abstract(row)
+                                 else (f"{count} {verdict}" for verdict, count in counts.items()))
             texts.append(f"{name} at {claim.certificate['scale']}: {verdicts or 'no statement'}")
     return ". ".join(texts)
 

@@ -22,7 +22,8 @@ def matrix_state_table(path):
                 raise BadResult(f"{path}: {line.get('case', 'a row')}: expected {name}, found none")
         rivals = rivals or "ratio" in line
         shape = f"{line['batch']} × {line['tokens']} × {line['heads']}, {line['rows']} × {line['columns']}"
-        rows.append([line["case"], shape, line["gates"], line["direction"], number(line["microseconds"]), number(line["floor_microseconds"]), f"{line['share']:.2f}",
+        rows.append([line["case"], shape, line["gates"], line["direction"], number(line["microseconds"]), number(line["floor_microseconds"]),
+                     f"{line['share']:.2f}",
                      f"≥ {line['must']:.2f}, ≥ {line['aim']:.2f}" if "must" in line else "", line.get("reached", ""),
                      f"{line['ratio']:.2f}, {rival_name(line)}" if "ratio" in line else ""])
     head = ["case", "B × T × H, K × V", "gates", "direction", "µs", "floor, µs", "share", "must, aim", "reached"]
@@ -54,7 +55,8 @@ def rivals_words(found):
             + "".join(f"No time of FLA's, {name}: {'; '.join(reasons)}.\n\n" for name, reasons in failed.items()))
     versions = ", ".join(f"{package} {version}" for package, version in found["packages"].items())
     return (
-        f"× fastest rival: the time of the fastest operator that finds the same, over ours, and its name. Rivals: {versions}; Triton {found['triton']}. "
+        f"× fastest rival: the time of the fastest operator that finds the same, over ours, and its name. Rivals: {versions}; Triton "
+        f"{found['triton']}. "
         f"The fastest of each:\n\n{rivals_table(found)}\n"
         + "".join(f"No time, {name}: {'; '.join(reasons)}.\n\n" for name, reasons in failed.items())
         + "".join(f"Not at hand: {package}: {reason}.\n\n" for package, reason in found.get("not_at_hand", {}).items()))
@@ -63,10 +65,13 @@ def rivals_words(found):
 def matrix_state_page(path):
     found = read_json(path, ("rows", "rounds", "commit", "gpu", "driver", "torch", "date", "copy_gigabytes_per_second"))
     return (
-        f"# {path.stem}\n\n{matrix_state_table(path)}\nThe floor is the time of a copy of as many bytes as inputs, gradients and outputs have, each counted once, at "
-        f"{found['copy_gigabytes_per_second']:.0f} GB/s measured in the same process; share: floor over time. A time is a median over rounds with a cold L2 cache; backward is "
+        f"# {path.stem}\n\n{matrix_state_table(path)}\nThe floor is the time of a copy of as many bytes as inputs, gradients and outputs have, each "
+        f"counted once, at "
+        f"{found['copy_gigabytes_per_second']:.0f} GB/s measured in the same process; share: floor over time. A time is a median over rounds with a "
+        f"cold L2 cache; backward is "
         "that of all inputs, without its forward. Gates: `usual` have a mean logit of 3, `near-one` of 8.\n\n"
         f"{rivals_words(found)}"
-        f"`optimized/benchmarks/cuda/matrix_state.py`, {found['rounds']} rounds; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, "
+        f"`optimized/benchmarks/cuda/matrix_state.py`, {found['rounds']} rounds; commit {commit_words(found['commit'], found.get('dirty'))}; "
+        f"{found['gpu']}, "
         f"driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"
     )

@@ -58,7 +58,8 @@ def curve_cell(found):
     """Fine and coarse length of the most measured curve: a file may hold one of its lengths or all."""
     curves = {}
     for settings, _, points in found.get("forgetting_curve", []):
-        curve = curves.setdefault(json.dumps({name: value for name, value in settings.items() if name not in ("length", "steps")}, sort_keys=True), {})
+        curve = curves.setdefault(json.dumps({name: value for name, value in settings.items() if name not in ("length", "steps")}, sort_keys=True),
+                                  {})
         for column in points:
             if column["quantity"] in (COPIES, GUESSES):
                 for length, value in zip(column["x"], column["value"]):
@@ -103,7 +104,8 @@ def memory_table(trainings):
             continue
         context = training.run["training"].get("context_length", 0)
         mixer = training.run["model"].get("mixer", {})
-        rows.append([f"{training.title}, seed {training.run['training'].get('seed', 0)}", f"{context:,}", loss_cell(found, context), curve_cell(found),
+        rows.append([f"{training.title}, seed {training.run['training'].get('seed', 0)}", f"{context:,}", loss_cell(found, context),
+                     curve_cell(found),
                      needle_cell(found, context), recall_cell(found), gates_cell(found, mixer if isinstance(mixer, list) else [mixer])])
     header = ["model", "training length", "loss per doubling", "copies exactly / at all", "needle: gain / word for word", "recall / of changed keys",
               "half-life / local / global"]

@@ -50,7 +50,8 @@ def page(result):
             row(f"{means}{title} at most apart", lambda one, name=name: f"{one['training']['at_most'][name]:.1e}")
     lines = [f"# Parity with the official code, on {'the CPU' if on_cpu else 'one GPU'}", "",
              f"`{result['command_line']}` at commit {commit_words(result['commit'], result['dirty'])}, {result['date'][:10]}, "
-             f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at {result['peer'][:7]}{' (as given)' if result.get('peer_is_given') else ''}; "
+             f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at "
+             f"{result['peer'][:7]}{' (as given)' if result.get('peer_is_given') else ''}; "
              f"{', '.join(' '.join(pair) for pair in result['versions'].items())}; seed {result['seed']}"
              f"{'; built of ' + result['built'][:12] if result['built'] else ''}.", "",
              f"The same weights and tokens: {scale['layers']} layers, width {scale['width']}, {scale['heads']} heads, "

@@ -4,7 +4,8 @@ from report.files import BadResult, read_json
 from report.markdown import commit_words, number, table, with_band
 
 PORTABLE = "portable"
-MEMBERS = ("family", "head_dim", "dtype", "direction", "milliseconds", "beside", "beside_milliseconds", "work", "ratio", "ratio_spread", "at_most", "must",
+MEMBERS = ("family", "head_dim", "dtype", "direction", "milliseconds", "beside", "beside_milliseconds", "work", "ratio", "ratio_spread", "at_most",
+           "must",
            "aim", "reached")
 
 
@@ -36,16 +37,22 @@ def portable_page(path):
     found = read_json(path, ("rows", "rounds", "length", "commit", "gpu", "driver", "torch", "date"))
     shapes = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}: {line['batch']} × {line['tokens']} × {line['heads']}"
                            for line in found["rows"] if not line["error"])
-    left_out = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}, {name}: {why.rstrip('.')}" for line in found["rows"] for name, why in line.get("left_out", {}).items())
+    left_out = dict.fromkeys(f"{line['row']}, D = {line['head_dim']}, {name}: {why.rstrip('.')}" for line in found["rows"]
+                             for name, why in line.get("left_out", {}).items())
     without_bounds = ""
     if any(line.get("must", 0) is None for line in found["rows"]):
         without_bounds = " A row without must and aim compares with what other GPUs have: cuDNN's kernels by `wgmma` run on Hopper alone."
     return (
-        f"# {path.stem}\n\n{portable_table(path)}\n`portable`: the kernels for every GPU (`LETHE_KERNELS=portable`); `hopper`: those of compute capability 9.0. "
-        "Both sides of a row ran in turn; the ratio is the other side's time per work over ours (window: ours over the other's), its median over rounds ± the "
-        "standard deviation. Work: visited pairs beside our own calls, 1 beside Torch's attention, which has no gate. Forward keeps what the backward needs; "
-        f"backward has the gate's gradient. Before its times each side was checked against float64, Torch's against ours with an open gate.{without_bounds}\n\n"
+        f"# {path.stem}\n\n{portable_table(path)}\n`portable`: the kernels for every GPU (`LETHE_KERNELS=portable`); `hopper`: those of compute "
+        f"capability 9.0. "
+        "Both sides of a row ran in turn; the ratio is the other side's time per work over ours (window: ours over the other's), its median over "
+        "rounds ± the "
+        "standard deviation. Work: visited pairs beside our own calls, 1 beside Torch's attention, which has no gate. Forward keeps what the "
+        "backward needs; "
+        f"backward has the gate's gradient. Before its times each side was checked against float64, Torch's against ours with an open "
+        f"gate.{without_bounds}\n\n"
         f"Batch × tokens × heads: {'; '.join(shapes) or 'none'}.{' Left out: ' + '; '.join(left_out) + '.' if left_out else ''}\n\n"
-        f"`optimized/benchmarks/cuda/portable.py`, {found['rounds']} rounds, T = {found['length']}; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, "
+        f"`optimized/benchmarks/cuda/portable.py`, {found['rounds']} rounds, T = {found['length']}; commit "
+        f"{commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, "
         f"driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"
     )

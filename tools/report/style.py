@@ -27,7 +27,8 @@ FAMILIES = {  # a variant with a look of its own in every figure: places in COLO
 CONTROL = (6, 6)  # of a model that sees a window
 # Behind white text with a contrast of at least 4.5 (WCAG 2.2, 1.4.3).
 VERDICT_COLOURS = {
-    "reproduced": "#00684a", "trend reproduced": "#1763a6", "direction reproduced, size contradicted": "#6b4fa0", "refuted": "#a3260b", "inconclusive at this scale": "#59636e",
+    "reproduced": "#00684a", "trend reproduced": "#1763a6", "direction reproduced, size contradicted": "#6b4fa0", "refuted": "#a3260b",
+    "inconclusive at this scale": "#59636e",
     "out of reach here": "#7a5c3e",
 }
 

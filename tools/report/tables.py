@@ -250,7 +250,8 @@ def index(root, results):
         text += f"\n## {folder.name}\n"
         if claims:
             text += f"\n{verdicts_table(claims, folder.name + '/')}"
-        others = {path.stem for path in folder.glob("*.md")} | {path.stem for path in [*benchmark_files(folder), *portable_data(folder), *matrix_state_data(folder), *training_grid_data(folder)]}
+        others = {path.stem for path in folder.glob("*.md")} | {path.stem for path in [*benchmark_files(folder), *portable_data(folder),
+                                                                                       *matrix_state_data(folder), *training_grid_data(folder)]}
         others = sorted(others - {claim.name for claim in claims})
         if others:
             text += "\nMeasurements: " + ", ".join(f"[{name}]({folder.name}/{name}.md)" for name in others) + ".\n"

@@ -113,7 +113,8 @@ def throughput_page(path):
              "[experiments/papers/throughput](../../experiments/papers/throughput/README.md). Error: share of its budget.", ""]
     for length in dict.fromkeys(length for length, _, _ in cases):
         lines += [f"![T = {length}]({figure_name(length)})", ""]
-    lines += ["## In ratios", "", "Ours over theirs, forward, then backward; of FlexAttention the faster backend.", "", ratio_table(path).rstrip("\n")]
+    lines += ["## In ratios", "", "Ours over theirs, forward, then backward; of FlexAttention the faster backend.", "",
+              ratio_table(path).rstrip("\n")]
     for (length, dim, gate), case in cases.items():
         share = next((m["pruned_share"] for m in case.values() if "pruned_share" in m), math.nan)
         lines += ["", f"## T = {length}, D = {dim}, gate {gate}, {100 * share:.0f} % pruned", "",

@@ -6,7 +6,8 @@ from report.files import BadResult, read_json
 from report.markdown import commit_words, table
 
 TRAINING_GRID = "training_grid"
-MODELS = {"fox-pro": "FoX (Pro)", "fox-pro+acp": "FoX (Pro), pruned", "transformer-llama": "Transformer (LLaMA)", "transformer-pro": "Transformer (Pro)"}
+MODELS = {"fox-pro": "FoX (Pro)", "fox-pro+acp": "FoX (Pro), pruned", "transformer-llama": "Transformer (LLaMA)",
+          "transformer-pro": "Transformer (Pro)"}
 MEMBERS = ("tokens", "seconds_a_step", "flops_per_token", "product_flops_per_second")
 
 
@@ -44,10 +45,12 @@ def training_grid_table(path):
     def text_of(cells):
         speed = {model: cell["speed"] for model, cell in cells.items()}
         ratio = lambda one, other: f"{speed[one] / speed[other]:.3f}" if one in speed and other in speed else ""
-        return [*(f"{speed[model]:.0f}" if model in speed else "" for model in MODELS), ratio("fox-pro+acp", "fox-pro"), ratio("fox-pro", "transformer-pro"),
+        return [*(f"{speed[model]:.0f}" if model in speed else "" for model in MODELS), ratio("fox-pro+acp", "fox-pro"),
+                ratio("fox-pro", "transformer-pro"),
                 ratio("fox-pro", "transformer-llama")]
 
-    return lines_of(path, text_of, [f"{name}, tokens/s" for name in MODELS.values()] + ["pruned × unpruned", "FoX (Pro) × Transformer (Pro)", "× Transformer (LLaMA)"])
+    return lines_of(path, text_of, [f"{name}, tokens/s" for name in MODELS.values()] + ["pruned × unpruned", "FoX (Pro) × Transformer (Pro)",
+                                                                                        "× Transformer (LLaMA)"])
 
 
 def limits_table(path):
@@ -74,17 +77,22 @@ def taken_apart(path):
         if len(several) > 1:
             words = "; ".join(" and ".join(name for model, name in MODELS.items() if model in group) for group in several)
             found.setdefault((size, words), []).append(str(context))
-    return "".join(f"Not in turn: {size.upper()} at {', '.join(contexts)}, one after the other {words}.\n\n" for (size, words), contexts in found.items())
+    return "".join(f"Not in turn: {size.upper()} at {', '.join(contexts)}, one after the other {words}.\n\n"
+                   for (size, words), contexts in found.items())
 
 
 def training_grid_page(path):
     found = read_json(path, ("cells", "rounds", "slot_seconds", "commit", "gpu", "driver", "torch", "date", "tokens_a_step"))
     failed = [f"{cell['size']} {cell['model']} {cell['context']}: {cell['error']}" for cell in found["cells"] if cell["error"]]
     return (
-        f"# Training speed by size and context\n\n{training_grid_table(path)}\nA step is {found['tokens_a_step']} tokens in bfloat16, forward, backward, clipping and AdamW; "
+        f"# Training speed by size and context\n\n{training_grid_table(path)}\nA step is {found['tokens_a_step']} tokens in bfloat16, forward, "
+        f"backward, clipping and AdamW; "
         f"a cell is the median of {found['rounds']} rounds of {found['slot_seconds']} s, "
-        "the models of a line in turn in every round. FoX's gates are set by hand: seven heads of ten forget within tens of tokens. What [trained gates](../nvidia-h200-gpu/savings.md) give at 125M is apart.\n\nThe share that the step's FLOPs, all pairs of its attention included, have of "
+        "the models of a line in turn in every round. FoX's gates are set by hand: seven heads of ten forget within tens of tokens. What [trained "
+        "gates](../nvidia-h200-gpu/savings.md) give at 125M is apart.\n\nThe share that the step's FLOPs, all pairs of its attention included, have "
+        "of "
         f"one large product's in the same time, and GiB at most:\n\n{limits_table(path)}\n"
         + taken_apart(path) + "".join(f"Failed: {failure}\n\n" for failure in failed)
-        + f"`tools/training_grid.py`; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"
+        + f"`tools/training_grid.py`; commit {commit_words(found['commit'], found.get('dirty'))}; {found['gpu']}, driver {found['driver']}, torch "
+          f"{found['torch']}; {found['date']}.\n"
     )

@@ -122,7 +122,8 @@ def check_log(path, position):
         raise BadResult(f"{path}: expected the log of its training, found {'another kind of file' if os.path.lexists(path) else 'none'}")
     content = path.read_bytes()
     if (len(content), hash_of_lines(content)) != (position["bytes"], position["hash"]):
-        raise BadResult(f"{path}: expected the {position['bytes']} bytes of its training, found {'others' if len(content) == position['bytes'] else len(content)}")
+        raise BadResult(f"{path}: expected the {position['bytes']} bytes of its training, found "
+                        f"{'others' if len(content) == position['bytes'] else len(content)}")
 
 
 LONGEST_HEADER = 1 << 22  # bytes of a line of a checkpoint
@@ -192,7 +193,8 @@ def trainings_table(trainings):
             f"{tokens[-1] if tokens else 0:,}", number(losses[-1]) if losses else "", number(training.loss),
             str(training.done.get("time", ""))[:10],
         ])
-    return table(["model", "label", "state", "mixer", "layers × width", "corpus", "tokens", "last training loss (nats) ↓", "validation loss (nats) ↓", "date"],
+    return table(["model", "label", "state", "mixer", "layers × width", "corpus", "tokens", "last training loss (nats) ↓", "validation loss (nats) ↓",
+                  "date"],
                  [[cell.replace("|", "\\|") for cell in row] for row in rows])
 
 

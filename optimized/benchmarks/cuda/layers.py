@@ -3,8 +3,8 @@
 
 usage: layers.py LIBRARY [--output FILE.json] [--tokens N] [--only NAME]… [--rounds N] [--commit HASH] [--device DEVICE]
 
-A call and the copies run in turn, in a new random order each round, on inputs that rotate past the L2 cache; a time is the median between CUDA events on
-a GPU that is kept busy until the calls are queued. The share is the copy's time over the call's. Bytes: each array is read or written once.
+A call and the copies run in turn, in a new random order each round, on inputs that rotate past the L2 cache; a time is the median between CUDA events
+on a GPU that is kept busy until the calls are queued. The share is the copy's time over the call's. Bytes: each array is read or written once.
 """
 import argparse
 import functools
@@ -54,15 +54,17 @@ def angles(length, head_dim, device):
 
 
 def attention_inputs(name, head_dim=None, shift=False, norm=False, rotation=False):
-    """What these switches change of products that are pieces of one, in sequences of 4096 tokens; head_dim: the model's unless given. The angles, which
-    all sequences and heads share, count as no bytes."""
-    names = ["query", "key", *(("value", "key_shift", "value_shift") if shift else ()), *(("query_norm", "key_norm") if norm else ()), "gate_logits", "gate_bias"]
+    """What these switches change of products that are pieces of one, in sequences of 4096 tokens; head_dim: the model's unless given. The angles,
+    which all sequences and heads share, count as no bytes."""
+    names = ["query", "key", *(("value", "key_shift", "value_shift") if shift else ()), *(("query_norm", "key_norm") if norm else ()), "gate_logits",
+             "gate_bias"]
 
     def inputs(model, tokens, normal):
         size = head_dim or model.width // model.heads
         heads = model.width // size
         length = min(tokens, LENGTH)
-        widths = {**dict.fromkeys(("query", "key", "value", "output_gate"), model.width), **dict.fromkeys(("key_shift", "value_shift", "gate_logits"), heads)}
+        widths = {**dict.fromkeys(("query", "key", "value", "output_gate"), model.width),
+                  **dict.fromkeys(("key_shift", "value_shift", "gate_logits"), heads)}
         used = sum(widths.values())
         whole = normal(tokens // length, length, -(-used // 64) * 64).detach()
         pieces = dict(zip(widths, whole[..., :used].split(list(widths.values()), -1)))
@@ -74,7 +76,8 @@ def attention_inputs(name, head_dim=None, shift=False, norm=False, rotation=Fals
         heads, query = given["gate_logits"].shape[-1], given["query"]
         cosine, sine = angles(query.shape[1], query.shape[2] // heads, query.device) if rotation else (None, None)
         of = lambda *names: [given.get(name) for name in names]
-        return torch.ops.lethe._attention_inputs_forward(*of("query", "key", "value", "key_shift", "value_shift", "query_norm", "key_norm"), cosine, sine,
+        return torch.ops.lethe._attention_inputs_forward(*of("query", "key", "value", "key_shift", "value_shift", "query_norm", "key_norm"), cosine,
+                                                         sine,
                                                          *of("gate_logits", "gate_bias"), heads, 1e-5)
 
     # A rotation alone is turned back without its argument.
@@ -178,7 +181,8 @@ def main():
     if arguments.output:
         name = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu"
         with open(arguments.output, "w") as file:
-            json.dump({"device": name, "torch": torch.__version__, "commit": arguments.commit, "tokens": arguments.tokens, "rows": rows}, file, indent=1)
+            json.dump({"device": name, "torch": torch.__version__, "commit": arguments.commit, "tokens": arguments.tokens, "rows": rows}, file,
+                      indent=1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Times gated_state and delta_state, forward and backward, against the time in which the card copies as many bytes as a call must read and write.
 
-usage: matrix_state.py LIBRARY [--fla FOLDER] [--peers FOLDER…] [--gates usual near-one] [--output FILE.json] [--only NAME]… [--rounds N] [--commit HASH]
+usage: matrix_state.py LIBRARY [--fla FOLDER] [--peers FOLDER…] [--gates usual near-one] [--output FILE.json] [--only NAME]…
+                       [--rounds N] [--commit HASH]
        matrix_state.py LIBRARY --profile FILE.log [--gates usual near-one] [--only NAME]… [--rounds N] [--commit HASH]
 
 A floor counts every input, gradient and output once, at the speed of a copy of 384 MB in the same process; that of one token is the time of a copy of
@@ -9,10 +10,10 @@ as many bytes, whose launch is no shorter. The L2 cache is filled by reading ano
 array before each call: dirty lines of a write would be written back inside the call. A time is the median between CUDA events on a GPU that is kept
 busy until the call is queued. The backward is that of all inputs, without its forward.
 
-With --fla, a checkout of flash-linear-attention, and with --peers, folders from which packages of others are imported (matrix_state_rivals.py lists them),
-their operators of the same mechanism are timed with the same clock on the same problem; a row has the fastest of each package. One that raises, or whose
-values or gradients are not within --tolerance of ours (the norm of the difference over ours), has no time of that direction. On Hopper FLA's chunked
-backward with a gate a token asks for Triton 3.7.1 (its issue 640).
+With --fla, a checkout of flash-linear-attention, and with --peers, folders from which packages of others are imported (matrix_state_rivals.py lists
+them), their operators of the same mechanism are timed with the same clock on the same problem; a row has the fastest of each package. One that
+raises, or whose values or gradients are not within --tolerance of ours (the norm of the difference over ours), has no time of that direction. On
+Hopper FLA's chunked backward with a gate a token asks for Triton 3.7.1 (its issue 640).
 
 With --profile, no times but those of each kernel, by torch.profiler: of a forward with the backward of all inputs, the mean of --rounds calls.
 """
@@ -120,7 +121,8 @@ def reached(name, side, share):
 
 
 def measured(name, gates, arguments, other, speed):
-    """The case's rows: a direction, its time, its floor and the floor's share of the time; with rivals the fastest's time and its ratio to ours, and all of them."""
+    """The case's rows: a direction, its time, its floor and the floor's share of the time; with rivals the fastest's time and its ratio to ours, and
+    all of them."""
     *sizes, form = CASES[name]
     given = inputs_of(*sizes, form, gates)
     clock = lambda call: microseconds(call, arguments.rounds, other)
@@ -136,7 +138,8 @@ def measured(name, gates, arguments, other, speed):
         backward = clock(lambda: torch.autograd.grad(values, leaves, direction, retain_graph=True))
         rows.append(("backward", backward, read + nbytes(leaves)))
     floors = [copy_of(count, arguments.rounds, other) if sizes[1] == 1 else count / speed for _, _, count in rows]
-    rivals, reasons = of_rivals(given, rivals_of(form, arguments.packages), lambda theirs: run(theirs, form), [side for side, _, _ in rows], arguments.tolerance, clock)
+    rivals, reasons = of_rivals(given, rivals_of(form, arguments.packages), lambda theirs: run(theirs, form), [side for side, _, _ in rows],
+                                arguments.tolerance, clock)
     for side, time, _ in rows:
         rivals[side] = [row | {"ratio": row["rival_microseconds"] / time} for row in rivals[side]]
     for side, reason in ((side, reason) for side in reasons for reason in reasons[side]):
@@ -165,7 +168,8 @@ def rivals_asked_for(arguments, about):
 
 
 def kernels_of(name, gates, rounds, other):
-    """Of a call's kernels, forward and backward: (microseconds, launches, name) of each, means of `rounds` calls with a cold L2 cache, the longest first."""
+    """Of a call's kernels, forward and backward: (microseconds, launches, name) of each, means of `rounds` calls with a cold L2 cache, the longest
+    first."""
     *sizes, form = CASES[name]
     given = {member: tensor if tensor is None else tensor.requires_grad_() for member, tensor in inputs_of(*sizes, form, gates).items()}
     direction = torch.randn_like(given["value"])
@@ -215,7 +219,8 @@ def main():
     parser.add_argument("--peers", nargs="+", default=[],
                         help="folders that hold packages of others, timed beside ours: mamba_ssm, flashinfer, flash_qla, flash_kda, t2fw")
     parser.add_argument("--tolerance", type=float, default=0.02, help="of a rival's values and gradients")
-    parser.add_argument("--gates", nargs="+", choices=list(LOGITS), default=["usual"], help="near-one: logits of 8 instead of 3, in cases that have gates")
+    parser.add_argument("--gates", nargs="+", choices=list(LOGITS), default=["usual"],
+                        help="near-one: logits of 8 instead of 3, in cases that have gates")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file of all rows")
     parser.add_argument("--profile", type=pathlib.Path, help="a file for the kernels' times, which are all that is measured")
     parser.add_argument("--only", action="append", choices=list(CASES))
@@ -251,14 +256,17 @@ def main():
     about = provenance("cuda", arguments.commit) | {"rounds": arguments.rounds, "seed": SEED, "copy_gigabytes_per_second": speed / 1e3}
     arguments.packages = rivals_asked_for(arguments, about)
     print(f"{torch.cuda.get_device_name()}: copies at {speed / 1e3:.0f} GB/s")
-    print(f"{'case':24} {'gates':8} {'direction':9} {'µs':>9} {'floor':>8} {'share':>7}" + f" {'rival µs':>9} {'ratio':>6}" * bool(arguments.packages))
+    print(f"{'case':24} {'gates':8} {'direction':9} {'µs':>9} {'floor':>8} {'share':>7}" + f" {'rival µs':>9} {'ratio':>6}"
+          * bool(arguments.packages))
     rows = []
     for name, gates in cases:
         for row in measured(name, gates, arguments, other, speed):
             rows.append(row)
-            rival = "".join(f" {found['rival_microseconds']:9.1f} {found['ratio']:6.2f} {found['rival']}, {found['rival_error']:.2%} of {found['rival_error_of']}"
+            rival = "".join(f" {found['rival_microseconds']:9.1f} {found['ratio']:6.2f} {found['rival']}, {found['rival_error']:.2%} of "
+                            f"{found['rival_error_of']}"
                             for found in row.get("rivals", ()))
-            print(f"{name:24} {gates:8} {row['direction']:9} {row['microseconds']:9.1f} {row['floor_microseconds']:8.1f} {row['share']:7.3f}{rival}", flush=True)
+            print(f"{name:24} {gates:8} {row['direction']:9} {row['microseconds']:9.1f} {row['floor_microseconds']:8.1f} {row['share']:7.3f}{rival}",
+                  flush=True)
         if arguments.output:  # after each case: a job that runs out of time keeps what it has
             arguments.output.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 

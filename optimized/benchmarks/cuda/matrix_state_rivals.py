@@ -1,10 +1,10 @@
 """Operators of other projects for the cases of matrix_state.py: found by import, timed with the same clock, and only where they find what ours finds.
 
-A rival takes tensors of its own (its leaves), prepared from ours outside its time. `ours` computes our arguments from them, so our operator's values, last
-state and gradients of those very leaves are what the rival has to find, each within a tolerance (the norm of the difference over ours).
+A rival takes tensors of its own (its leaves), prepared from ours outside its time. `ours` computes our arguments from them, so our operator's values,
+last state and gradients of those very leaves are what the rival has to find, each within a tolerance (the norm of the difference over ours).
 
-What a rival cannot do is left out: FlashInfer and FlashKDA have no backward, FlashKDA takes log gates above −5 alone, Mamba-2 scales its values by its gate.
-FLA is timed with its own Triton kernels, also where packages are at hand to which it would pass a call on.
+What a rival cannot do is left out: FlashInfer and FlashKDA have no backward, FlashKDA takes log gates above −5 alone, Mamba-2 scales its values by
+its gate. FLA is timed with its own Triton kernels, also where packages are at hand to which it would pass a call on.
 """
 
 import importlib
@@ -27,7 +27,8 @@ FLA_OWN = dict.fromkeys(("FLA_FLASH_KDA", "FLA_FLASH_QLA", "FLA_TILELANG"), "0")
 
 @dataclass(frozen=True)
 class Rival:
-    """An operator: `call` gets its leaves by name and returns values [B, T, H, V] and the last state, None where it has none; constants have no gradient."""
+    """An operator: `call` gets its leaves by name and returns values [B, T, H, V] and the last state, None where it has none; constants have no
+    gradient."""
     package: str
     name: str
     call: Callable
@@ -95,7 +96,8 @@ FLA = {
     "key": [("gla", "chunk_gla", SCALAR, {}), ("gla", "chunk_gla", SCALAR, {"state_v_first": True})],
     "key value": [("gla", "fused_recurrent_gla", RECURRENT, {}), ("gla", "fused_recurrent_gla", RECURRENT, {"state_v_first": True})],
     "delta": [("delta_rule", "chunk_delta_rule", {}, {})],
-    "delta token": [("gated_delta_rule", "chunk_gated_delta_rule", SCALAR, {}), ("gated_delta_rule", "chunk_gated_delta_rule", SCALAR, {"state_v_first": True})],
+    "delta token": [("gated_delta_rule", "chunk_gated_delta_rule", SCALAR, {}),
+                    ("gated_delta_rule", "chunk_gated_delta_rule", SCALAR, {"state_v_first": True})],
     # The second is right for log gates above −5 alone.
     "delta key": [("kda", "chunk_kda", SCALAR, options) for options in ({}, {"safe_gate": True}, {"safe_gate": True, "disable_recompute": True})],
     "token state": [("simple_gla", "fused_recurrent_simple_gla", SCALAR, {})],
@@ -112,7 +114,8 @@ def fla(module, function, gates, options):
     def call(leaves):
         state = {"initial_state": leaves["state"], "output_final_state": True} if "state" in leaves else {}
         operator = getattr(importlib.import_module(f"fla.ops.{module}"), function)
-        return operator(**{theirs: leaves[mine] for mine, theirs in names.items() if mine in leaves}, **state, **options, scale=scale_of(leaves["query"]))
+        return operator(**{theirs: leaves[mine] for mine, theirs in names.items() if mine in leaves}, **state, **options,
+                        scale=scale_of(leaves["query"]))
 
     return Rival("fla", " ".join([function, *(option for option, on in options.items() if on)]), call)
 
@@ -127,7 +130,8 @@ def mamba_leaves(given):
 
 
 def mamba_ours(leaves):
-    return {"query": leaves["C"] / scale_of(leaves["C"]), "key": leaves["B"], "value": (leaves["x"] * leaves["step"][..., None]).to(leaves["x"].dtype),
+    return {"query": leaves["C"] / scale_of(leaves["C"]), "key": leaves["B"],
+            "value": (leaves["x"] * leaves["step"][..., None]).to(leaves["x"].dtype),
             "key_gate": -leaves["step"]}
 
 
@@ -140,7 +144,8 @@ def mamba(chunk):
 
 
 def mamba_step():
-    leaves = lambda given: mamba_leaves(given) | {"state": given["state"].transpose(-1, -2).contiguous(), "bias": given["state"].new_zeros(given["state"].shape[1])}
+    leaves = lambda given: mamba_leaves(given) | {"state": given["state"].transpose(-1, -2).contiguous(),
+                                                  "bias": given["state"].new_zeros(given["state"].shape[1])}
     ours = lambda leaves: mamba_ours(leaves) | {"state": leaves["state"].transpose(-1, -2)}
 
     def call(leaves):
@@ -148,7 +153,8 @@ def mamba_step():
         state, x = leaves["state"], leaves["x"][:, 0]  # the state is overwritten
         step, bias = leaves["step"][:, 0, :, None].expand(x.shape), leaves["bias"][:, None].expand(x.shape[1:])
         minus_one = leaves["A"][:, None, None].expand(state.shape[1:])
-        values = update(state, x, step, minus_one, leaves["B"][:, 0], leaves["C"][:, 0], D=bias, dt_bias=bias)  # 2.3.2 raises without D, here of zeros
+        values = update(state, x, step, minus_one, leaves["B"][:, 0], leaves["C"][:, 0], D=bias,
+                        dt_bias=bias)  # 2.3.2 raises without D, here of zeros
         return values[:, None], state.transpose(-1, -2)
 
     return Rival("mamba_ssm", "selective_state_update", call, leaves, ours, backward=False)
@@ -160,14 +166,16 @@ def flashinfer():
     def leaves(given):
         batch, length = given["query"].shape[:2]
         ends = torch.arange(0, batch * length + 1, length, device=given["query"].device)
-        return {"query": given["query"], "key": given["key"], "value": given["value"], "gate": given["key_gate"].exp(), "beta": given["beta"], "ends": ends}
+        return {"query": given["query"], "key": given["key"], "value": given["value"], "gate": given["key_gate"].exp(), "beta": given["beta"],
+                "ends": ends}
 
     ours = lambda leaves: {name: leaves[name] for name in ("query", "key", "value", "beta")} | {"key_gate": leaves["gate"].log()}
 
     def call(leaves):
         rule = importlib.import_module("flashinfer.gdn_prefill").chunk_gated_delta_rule
         packed = {name: tensor.flatten(0, 1) for name, tensor in leaves.items() if name != "ends"}
-        values = rule(packed["query"], packed["key"], packed["value"], packed["gate"], packed["beta"], scale_of(packed["query"]), cu_seqlens=leaves["ends"])
+        values = rule(packed["query"], packed["key"], packed["value"], packed["gate"], packed["beta"], scale_of(packed["query"]),
+                      cu_seqlens=leaves["ends"])
         return values.view(leaves["value"].shape), None
 
     return Rival("flashinfer", "chunk_gated_delta_rule", call, leaves, ours, backward=False)
@@ -181,7 +189,8 @@ def flash_qla():
     return Rival("flash_qla", "chunk_gated_delta_rule", call)
 
 
-# ---- FlashKDA: logits for gates and β, directions of queries and keys, all inside its kernels. Its sigmoid is approximate: the bound is as near as gates allow.
+# ---- FlashKDA: logits for gates and β, directions of queries and keys, all inside its kernels. Its sigmoid is approximate: the bound is as near as
+# gates allow.
 
 def flash_kda():
     def leaves(given):
@@ -197,7 +206,8 @@ def flash_kda():
     def call(leaves):
         values = torch.empty_like(leaves["value"])
         taken = (leaves[name] for name in ("query", "key", "value", "gate", "beta"))
-        importlib.import_module("flash_kda").fwd(*taken, scale_of(leaves["query"]), values, leaves["log_rate"], leaves["bias"], leaves["bound"].item())
+        importlib.import_module("flash_kda").fwd(*taken, scale_of(leaves["query"]), values, leaves["log_rate"], leaves["bias"],
+                                                 leaves["bound"].item())
         return values, None
 
     return Rival("flash_kda", "fwd", call, leaves, ours, backward=False)
@@ -213,7 +223,8 @@ def t2fw(dtype):
         apart = lambda tensor: tensor.transpose(1, 2).flatten(0, 1).to(dtype).contiguous()
         scaled = given | {"query": given["query"] * scale_of(given["query"])}
         found = {theirs: apart(scaled[mine].exp() if "gate" in mine else scaled[mine]) for mine, theirs in rows.items()}
-        return found | {"heads": torch.tensor(heads), "state": found["value"].new_zeros(len(found["value"]), found["value"].shape[-1], found["query"].shape[-1])}
+        return found | {"heads": torch.tensor(heads), "state": found["value"].new_zeros(len(found["value"]), found["value"].shape[-1],
+                                                                                        found["query"].shape[-1])}
 
     def ours(leaves):
         together = lambda tensor: tensor.unflatten(0, (-1, int(leaves["heads"]))).transpose(1, 2)
@@ -284,7 +295,8 @@ def of_rival(rival, given, run, sides, tolerance, clock):
                 if not error <= tolerance:
                     raise ValueError(f"{where}: expected ours within {tolerance:.1%}, found {error:.2%}")
                 time = clock(call)
-            yield side, {"rival": rival.name, "rival_package": rival.package, "rival_microseconds": time, "rival_error": error, "rival_error_of": where}
+            yield side, {"rival": rival.name, "rival_package": rival.package, "rival_microseconds": time, "rival_error": error,
+                         "rival_error_of": where}
         except Exception as reason:  # of any kind: a rival's failure is a result
             yield side, f"{rival.name}: {said(reason)}"
 

@@ -4,9 +4,9 @@
 usage: portable.py LIBRARY [--output FILE.json] [--only ROW]… [--length N] [--rounds N] [--commit HASH] [--device DEVICE]
 
 A row compares ours with another side, forward and backward: Torch's attention without a gate, or our own call without what the row adds. Both run in
-turn, in a new random order each round, on inputs that rotate past the L2 cache; a time is the mean of a slot between CUDA events on a GPU that is kept
-busy until the calls are queued. The ratio is the median over rounds of the other side's time per work over ours. Work: 1 beside Torch, visited pairs
-beside ourselves. Batch 1, H·D = 2048 (float32: 1024); packed: four times the tokens at H·D = 1024, beside a batch of equal lengths.
+turn, in a new random order each round, on inputs that rotate past the L2 cache; a time is the mean of a slot between CUDA events on a GPU that is
+kept busy until the calls are queued. The ratio is the median over rounds of the other side's time per work over ours. Work: 1 beside Torch, visited
+pairs beside ourselves. Batch 1, H·D = 2048 (float32: 1024); packed: four times the tokens at H·D = 1024, beside a batch of equal lengths.
 
 Before its times a side is checked: values and gradients of a short call, and rows of the long one, against float64; Torch's against ours with an open
 gate. A row of ours that fails has no time, and makes the exit status 1; a missed bound does not.
@@ -80,7 +80,8 @@ class Inputs:
     def __init__(self, call, batch, length, heads, device, seed, lengths=None):
         generator = torch.Generator(device).manual_seed(seed)
         normal = lambda: torch.randn(batch, length, heads, call.dim, generator=generator, device=device).to(call.dtype)
-        self.query, self.key, self.value = (tensor.requires_grad_() for tensor in (rms_norm(normal(), (call.dim,)), rms_norm(normal(), (call.dim,)), normal()))
+        self.query, self.key, self.value = (tensor.requires_grad_() for tensor in (rms_norm(normal(), (call.dim,)), rms_norm(normal(), (call.dim,)),
+                                                                                   normal()))
         self.grad = normal()
         mean = torch.full((heads,), -1e-4, device=device)
         if call.gate == "bimodal":
@@ -208,7 +209,8 @@ ROWS = (
     Row("gate", "with the gate, × FlashAttention-2", {"forward": (1.0, 1.2), "backward": (0.9, 1.05)},
         lambda length: [(Call("portable", dim), ["FlashAttention-2"]) for dim in (64, 128)]),
     Row("pruned", "pruned, × unpruned / (1 − p)", both(0.85, 0.93),
-        lambda length: [(Call("portable", dim, gate="bimodal", tolerance=LOG_TOLERANCE), Call("portable", dim, gate="bimodal")) for dim in (64, 128)]),
+        lambda length: [(Call("portable", dim, gate="bimodal", tolerance=LOG_TOLERANCE), Call("portable", dim, gate="bimodal"))
+                        for dim in (64, 128)]),
     Row("dims", "other head dims, × Torch's best", both(0.8, 1.0),
         lambda length: [(Call(family, dim), list(BACKENDS)) for family, dim in
                         (("hopper", 32), ("portable", 32), ("hopper", 96), ("portable", 96), ("hopper", 256), ("portable", 256))]),
@@ -217,7 +219,8 @@ ROWS = (
     Row("float32", "float32, × Torch's best", both(0.5, 1.0), lambda length: [(Call("portable", 64, torch.float32), list(BACKENDS))]),
     Row("window", "window, time over share of the full", both(1.2, 1.1),
         lambda length: [(replace(call, window=max(1, length // 8)), call) for call in every_family()], at_most=True),
-    Row("packed", "packed, × equal lengths", both(0.88, 0.95), lambda length: [(call, replace(call, packed=False)) for call in every_family(packed=True)]),
+    Row("packed", "packed, × equal lengths", both(0.88, 0.95),
+        lambda length: [(call, replace(call, packed=False)) for call in every_family(packed=True)]),
 )
 
 
@@ -302,7 +305,8 @@ def measured(row, call, others, arguments):
         for side in sides:
             side.prepare()
         shape = dict(zip(("batch", "tokens", "heads"), sides[0].sets[0].query.shape))
-        return [about | shape | line | {"left_out": left_out, "error": None} for line in compared(row, sides, series(sides, arguments.rounds, arguments.device))]
+        return [about | shape | line | {"left_out": left_out, "error": None} for line in compared(row, sides,
+                                                                                                  series(sides, arguments.rounds, arguments.device))]
     except Exception as error:
         return [about | {"error": first_line(error)}]
 
@@ -337,7 +341,8 @@ def main():
     torch.ops.load_library(arguments.library)
     torch.set_float32_matmul_precision("highest")
     random.seed(SEED)
-    lines, about, begin = [], provenance(arguments.device, arguments.commit) | {"length": arguments.length, "rounds": arguments.rounds, "seed": SEED}, time.monotonic()
+    lines, about, begin = [], provenance(arguments.device, arguments.commit) | {"length": arguments.length, "rounds": arguments.rounds,
+                                                                                "seed": SEED}, time.monotonic()
     print(f"{'row':8} {'family':8} {'D':>4} {'direction':9} {'ms':>9} {'beside':17} {'ms':>9} {'ratio':>14}   {'must':>4} {'aim':>5}  reached")
     for row in ROWS:
         if arguments.only and row.name not in arguments.only:

@@ -39,7 +39,8 @@ def provenance(device, commit):
 
     on_gpu = device == "cuda"
     return {"gpu": torch.cuda.get_device_name() if on_gpu else "cpu",
-            "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown" if on_gpu else "none", "torch": torch.__version__,
+            "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown" if on_gpu else "none",
+            "torch": torch.__version__,
             "commit": commit or said("git", "rev-parse", "HEAD") or "unknown",
             "dirty": None if commit else bool(said("git", "status", "--porcelain", "--untracked-files=no")),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}

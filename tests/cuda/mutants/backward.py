@@ -26,7 +26,8 @@ MUTANTS = generated(
     ("backward_cut_mask_one_less", "mask_scores", "query >= end;", inclusive),
     ("window_of_one_query_more", "Visibility::end_query", "end = key + window;", swapped("window", "window + 1")),
     ("backward_window_ends_after_cut", "describe_steps", "if (next_cut >= position + kQueries)", swapped("position + kQueries", "position")),
-    ("backward_one_end_more", "describe_steps", "max(next_cut - position, 0) << BackwardStep::kEnd", swapped("next_cut - position", "next_cut - position + 1")),
+    ("backward_one_end_more", "describe_steps", "max(next_cut - position, 0) << BackwardStep::kEnd",
+     swapped("next_cut - position", "next_cut - position + 1")),
     ("backward_window_tiles_twice", "window_tile_at", "int tile = in_sections + rest / p.rows", swapped("in_sections +", "")),
     ("backward_heads_without_end", "BackwardConsumer::steps", "while (!(head_ends |", swapped("head_ends", "!more")),
     ("backward_key_scale", "BackwardConsumer::consume", "p.scale, grad_key);", swapped("p.scale", "1")),
@@ -63,7 +64,8 @@ MUTANTS = generated(
      swapped("piece.blocks_after()", "0")),
     ("gate_groups_of_16_bits", "RowSums::is_separate", "return !float_sums ||", swapped("!float_sums ||", "")),
     ("gate_group_of_all_lanes", "join_groups", "if (!shared[g] || lane >= lanes_of_group()) continue;", swapped("lane >= lanes_of_group()", "false")),
-    ("gate_group_of_64", "join_groups", "min(kGroupRows, queries - (first + g * apart))", swapped("min(kGroupRows, queries - (first + g * apart))", "kGroupRows")),
+    ("gate_group_of_64", "join_groups", "min(kGroupRows, queries - (first + g * apart))",
+     swapped("min(kGroupRows, queries - (first + g * apart))", "kGroupRows")),
 ) + [
     # before it stores its own dS over it, and dK over dS
     Mutant("backward_scores_stored_unheard", "backward", "store_grad_scores",

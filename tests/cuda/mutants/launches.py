@@ -4,8 +4,10 @@ from .mutant import dropped, generated, never, swapped
 
 MUTANTS = generated(
     "forward",
-    ("launch_forward_any_scale", "launch_forward_tiles", "divisor_scale(arguments.scale) *", swapped("divisor_scale(arguments.scale)", "arguments.scale")),
-    ("launch_forward_once", "launch", "forward<Element, kDim, false, kEdges>, forward<Element, kDim, true, kEdges>", swapped(", forward<Element, kDim, true, kEdges>", "")),
+    ("launch_forward_any_scale", "launch_forward_tiles", "divisor_scale(arguments.scale) *",
+     swapped("divisor_scale(arguments.scale)", "arguments.scale")),
+    ("launch_forward_once", "launch", "forward<Element, kDim, false, kEdges>, forward<Element, kDim, true, kEdges>",
+     swapped(", forward<Element, kDim, true, kEdges>", "")),
     ("map_strides", "tensor_map", "operand.head_stride, kBytes * operand.token_stride",
      swapped("head_stride, kBytes * operand.token_stride", "token_stride, kBytes * operand.head_stride")),
     ("map_past_the_end", "tensor_map", "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
@@ -27,6 +29,7 @@ MUTANTS = generated(
     ("torch_heads", "shape_of", "key.size(2), query.size(2)", swapped("key.size(2)", "query.size(2)")),
     ("torch_any_order", "forgetting_attention_backward", "at::globalContext().deterministicAlgorithms()",
      swapped("at::globalContext().deterministicAlgorithms()", "false")),
-    ("torch_rounded_sums", "forgetting_attention_backward", ".float_sums = !sums_in_16_bits_allowed()", swapped("!sums_in_16_bits_allowed()", "false")),
+    ("torch_rounded_sums", "forgetting_attention_backward", ".float_sums = !sums_in_16_bits_allowed()",
+     swapped("!sums_in_16_bits_allowed()", "false")),
     ("torch_forward_device", "forgetting_attention_forward", "const c10::cuda::CUDAGuard device(query.device());", dropped, {"gpus": 2}),
 )

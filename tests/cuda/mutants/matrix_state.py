@@ -1,25 +1,31 @@
-"""Of the matrix state's kernels and the short convolution: a gate's factor left out or of another token, a mask, the borders of chunks and segments, a sign.
+"""Of the matrix state's kernels and the short convolution: a gate's factor left out or of another token, a mask, the borders of chunks and segments,
+a sign.
 
-Without one are what this GPU leaves to kernels of wgmma (fused_states, fused_gradients, and the delta rule's kernels beside those in hopper/), clear_marks,
-whose marks a first call finds at zero now and then, and kernels that differ from one below in sizes alone.
+Without one are what this GPU leaves to kernels of wgmma (fused_states, fused_gradients, and the delta rule's kernels beside those in hopper/),
+clear_marks, whose marks a first call finds at zero now and then, and kernels that differ from one below in sizes alone.
 """
 
 from .mutant import dropped, generated, inclusive, swapped
 
 MUTANTS = generated(
     "matrix_state",
-    ("state_forward_mask", "weigh_scores", "if (n % 2 == e / 2) four[e] = seen[e % 2] ? four[e] : 0.0f;", swapped("seen[e % 2] ? four[e] : 0.0f", "four[e]")),
+    ("state_forward_mask", "weigh_scores", "if (n % 2 == e / 2) four[e] = seen[e % 2] ? four[e] : 0.0f;",
+     swapped("seen[e % 2] ? four[e] : 0.0f", "four[e]")),
     ("state_decay_of_chunks", "State::forget", "decay *= total;", dropped),
     ("state_segment_decay", "join_segments", "joined(x[e], decay[i], sum[e], p.scale)", swapped("decay[i]", "1.0f")),
     ("state_segment_last_chunk", "segment_sums", "n < count; ++n", swapped("count", "count - 1")),
     ("state_gates_by_time", "prepare_all_gates", "load(true)", swapped("true", "false")),
     ("state_divided_gates", "divide_gates", "divided.x * to.entry", swapped("* to.entry", "")),
-    ("state_divided_mask", "DividedPairs", "weights[4 * n + e] = seen_ >> (4 * n + e) & 1 ? weight : 0.0f;", swapped("seen_ >> (4 * n + e) & 1 ? weight : 0.0f", "weight")),
-    ("state_divided_sum", "DividedPairs", "of_keys[2 * n + e] = fmaf(scores[far], grads[far], scores[near] * grads[near]);", swapped("fmaf(scores[far], grads[far], scores[near] * grads[near])", "scores[near] * grads[near]")),
+    ("state_divided_mask", "DividedPairs", "weights[4 * n + e] = seen_ >> (4 * n + e) & 1 ? weight : 0.0f;",
+     swapped("seen_ >> (4 * n + e) & 1 ? weight : 0.0f", "weight")),
+    ("state_divided_sum", "DividedPairs", "of_keys[2 * n + e] = fmaf(scores[far], grads[far], scores[near] * grads[near]);",
+     swapped("fmaf(scores[far], grads[far], scores[near] * grads[near])", "scores[near] * grads[near]")),
     ("state_divided_last_chunk", "divided_segment_sums", "n < count; ++n", swapped("count", "count - 1")),
-    ("state_gradient_mask", "weigh_pairs_in_one_way", "after >> i & 1 ? score * grad : 0.0f", swapped("after >> i & 1 ? score * grad : 0.0f", "score * grad")),
+    ("state_gradient_mask", "weigh_pairs_in_one_way", "after >> i & 1 ? score * grad : 0.0f",
+     swapped("after >> i & 1 ? score * grad : 0.0f", "score * grad")),
     ("state_gate_of_keys", "PairSums::store", "to[16 * at.block + at.lane / 4] -= near;", dropped),
-    ("state_sweep_mask", "sweep", "scores[c][e] = seen ? scores[c][e] * weight : 0.0f;", swapped("seen ? scores[c][e] * weight : 0.0f", "scores[c][e] * weight")),
+    ("state_sweep_mask", "sweep", "scores[c][e] = seen ? scores[c][e] * weight : 0.0f;",
+     swapped("seen ? scores[c][e] * weight : 0.0f", "scores[c][e] * weight")),
     ("state_sweep_partner", "add_shares", "query_shares[at] + key_shares[at]", swapped("+ key_shares[at]", "")),
     ("vector_sweep_total", "VectorSweep", "s[e] *= e % 2 ? total.y : total.x;", swapped("total.y", "total.x")),
     ("vector_sweep_value_gate", "VectorSweep", "s[e] *= column_total[e / 2];", dropped),
@@ -35,7 +41,8 @@ MUTANTS = generated(
     ("delta_sweep_decay", "DeltaSweep", "tokens.gates.total * unit * reciprocal_of_power(next)", swapped("tokens.gates.total * unit", "unit")),
     ("delta_sweep_triangle", "add_triangle", "int i = k; i < kWarps; ++i", swapped("int i = k;", "int i = k + 1;")),
     ("delta_kept_unit", "DeltaSweep", "p.arrays.before_unit[kept] = unit;", swapped("= unit", "= 1.0f")),
-    ("delta_back_sweep_decay", "DeltaBackSweep", "tokens.gates.total * unit * reciprocal_of_power(next)", swapped("tokens.gates.total * unit", "unit")),
+    ("delta_back_sweep_decay", "DeltaBackSweep", "tokens.gates.total * unit * reciprocal_of_power(next)",
+     swapped("tokens.gates.total * unit", "unit")),
     ("delta_gradient_pair", "ChunkGradients", "x[e + 1] *= m.y * unit;", swapped("m.y", "m.x")),
     ("delta_gate_one_share", "add_gate_shares", "to[at] += share[at]", swapped("+=", "=")),
     ("delta_keys_last_block", "DeltaKeyPreparation", "small.totals[2][c] * small.totals[3][c]", swapped("* small.totals[3][c]", "")),

@@ -150,7 +150,8 @@ class Farms(Machines):
         for label in ("FoX (Pro) with ACP, context 64, seed 0", "FoX (Pro) with ACP, context 128, seed 0"):
             machine.done("run", *CLAIM, "--only", label)
         runs = [json.loads((machine.models / name / "run.json").read_text()) for name in machine.artefacts()]
-        self.assertEqual(sorted((run["label"], run["training"]["context_length"]) for run in runs), [("FoX (Pro) with ACP", 64), ("FoX (Pro) with ACP", 128)])
+        self.assertEqual(sorted((run["label"], run["training"]["context_length"]) for run in runs),
+                         [("FoX (Pro) with ACP", 64), ("FoX (Pro) with ACP", 128)])
         machine.done("run", *CLAIM, "--only", "FoX (Pro) without ACP")
         self.assertEqual(len(machine.artefacts()), 3)
 

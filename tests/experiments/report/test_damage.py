@@ -29,7 +29,8 @@ def damaged(content, random_of):
     if kind == 3:
         return content[:at] + content[max(0, at - random_of.randrange(1, 40)):]
     if kind == 4:
-        return content.replace(random_of.choice([b":", b",", b"\n", b'"', b"1"]), random_of.choice([b"", b"[", b"\0", b"\xff", b": [" * 2000]), random_of.randrange(1, 4))
+        return content.replace(random_of.choice([b":", b",", b"\n", b'"', b"1"]), random_of.choice([b"", b"[", b"\0", b"\xff", b": [" * 2000]),
+                               random_of.randrange(1, 4))
     try:
         members = json.loads(content)
         name = random_of.choice(list(members))
@@ -77,7 +78,8 @@ class Damage(WithCheckout):
         models = self.checkout.root / "artefacts" / "models"
         for name in ("damaged", "whole"):
             (models / name).mkdir(parents=True)
-            (models / name / "run.json").write_text(json.dumps({"label": name, "model": {"layers": 1, "mixer": {"name": "decay"}}, "training": {"corpus": "bible"}}))
+            (models / name / "run.json").write_text(json.dumps({"label": name, "model": {"layers": 1, "mixer": {"name": "decay"}},
+                                                                "training": {"corpus": "bible"}}))
             (models / name / "done.json").write_text(sealed({"validation_loss": 1.5, "time": "now", "machine": {"name": "m"}}))
             (models / name / "log.jsonl").write_text('{"step": 0, "tokens": 10, "loss": 2.5}\n{"step": 1, "tokens": 20, "loss": 2.25}\n')
         random_of = random.Random(40)
@@ -99,7 +101,8 @@ class Damage(WithCheckout):
 
     def test_of_every_committed_file_is_named_by_the_tool(self):
         shutil.copytree(SOURCE / "results" / "h200", self.checkout.results / "h200")
-        (self.checkout.root / "experiments/papers/forgetting_transformer/ablations/figure.py").write_text("def figure(claim):\n    raise KeyError('x')\n")
+        (self.checkout.root / "experiments/papers/forgetting_transformer/ablations/figure.py").write_text("def figure(claim):\n    raise "
+                                                                                                          "KeyError('x')\n")
         broken = ["h200/attention_throughput.csv", "h200/forgetting_attention_cuda.json", "other/ablations.json"]
         for name in broken:
             path = self.checkout.results / name
@@ -120,7 +123,8 @@ class Damage(WithCheckout):
         path = self.checkout.machine / "ablations.json"
         path.write_text(json.dumps(CERTIFICATE | {"verdict": "proved"}))
         _, (fault,) = sound_claims(self.checkout.root, self.checkout.machine)
-        self.assertEqual(fault, f"{path}: verdict: expected one of reproduced, trend reproduced, direction reproduced, size contradicted, refuted, inconclusive at this scale, "
+        self.assertEqual(fault, f"{path}: verdict: expected one of reproduced, trend reproduced, direction reproduced, size contradicted, refuted, "
+                                f"inconclusive at this scale, "
                                 f"out of reach here, found proved")
 
     def test_of_measurements_is_one_line(self):

@@ -68,7 +68,8 @@ class Items(WithCheckout):
 
     def test_a_row_shows_the_verdicts_of_the_statements_that_it_names(self):
         self.with_statements("A gate helps", "A gate hurts", "The control fails")
-        for begins, verdicts in (("A gate helps", "1 trend reproduced"), ("A gate | The control", "1 trend reproduced; 1 refuted; 1 reproduced"), ("The", "1 reproduced")):
+        for begins, verdicts in (("A gate helps", "1 trend reproduced"), ("A gate | The control", "1 trend reproduced; 1 refuted; 1 reproduced"),
+                                 ("The", "1 reproduced")):
             self.assertIn(f"| ablations at quick: {verdicts} |", self.table(f"FoX,Fig. 8,gates help,measured,ablations: {begins},"))
             self.assertEqual(self.faults(), [])
 
@@ -107,7 +108,8 @@ class Items(WithCheckout):
         self.write("page,Prop. 1,it holds,exact,,\"tests/explainer, experiments/papers/forgetting_transformer/ablations/paper, RecencyBias.IsFree\"",
                    "page,Prop. 2,too,exact,,RecencyBias.IsBounded")
         found = [fault.split(": ", 1)[1] for fault in faults_of_items(self.checkout.root)]
-        self.assertEqual(found, ["page Prop. 1: expected tests/explainer, found none", "page Prop. 1: expected the test RecencyBias.IsFree, found none"])
+        self.assertEqual(found, ["page Prop. 1: expected tests/explainer, found none",
+                                 "page Prop. 1: expected the test RecencyBias.IsFree, found none"])
         self.assertIn("page Prop. 1: expected tests/explainer, found none", self.checkout.run("check_results.py").stdout)
 
     def test_every_row_of_the_project_is_whole(self):

@@ -108,7 +108,8 @@ class Browser(unittest.TestCase):
 
     @classmethod
     def measured(cls, width, fragment=""):
-        return json.loads(html.unescape(re.search(r'<pre id="measured">(.*?)</pre>', cls.browse(width, "--dump-dom", fragment=fragment), re.DOTALL)[1]))
+        return json.loads(html.unescape(re.search(r'<pre id="measured">(.*?)</pre>', cls.browse(width, "--dump-dom", fragment=fragment),
+                                                  re.DOTALL)[1]))
 
     def test_nothing_is_wider_than_the_window(self):
         for width, found in self.found.items():

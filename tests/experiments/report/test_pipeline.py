@@ -16,8 +16,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[3]
 JUDGED = ("attention_throughput.csv", "attention_throughput.json", "forgetting_attention_cuda.json")  # files of results/h200 that claims judge
-GRID = {"gpu": "a GPU", "driver": "580", "torch": "2.11.0", "commit": "c" * 40, "date": "2026-01-02", "tokens_a_step": 32768, "rounds": 2, "slot_seconds": 0.4, "cells": [
-    {"size": "760m", "model": model, "context": 16384, "error": None, "tokens": 32768, "seconds_a_step": [seconds, 1.01 * seconds], "flops_per_token": 8e9,
+GRID = {"gpu": "a GPU", "driver": "580", "torch": "2.11.0", "commit": "c" * 40, "date": "2026-01-02", "tokens_a_step": 32768, "rounds": 2,
+        "slot_seconds": 0.4, "cells": [
+    {"size": "760m", "model": model, "context": 16384, "error": None, "tokens": 32768, "seconds_a_step": [seconds, 1.01 * seconds],
+     "flops_per_token": 8e9,
      "product_flops_per_second": 7e14} for model, seconds in (("fox-pro", 0.5), ("fox-pro+acp", 0.4))]}
 VERDICTS = {"reproduced", "trend reproduced", "direction reproduced, size contradicted", "refuted", "inconclusive at this scale", "out of reach here"}
 
@@ -126,7 +128,8 @@ class Pipeline(unittest.TestCase):
     def test_the_report_has_every_claims_figure_and_needs_no_other_file(self):
         self.assertEqual(self.report.returncode, 0, self.report.stderr)
         page = (self.machine / "report.html").read_text()
-        self.assertEqual(re.findall(r'id="figure-(\w+)"', page)[:len(self.claims)], [name for name in re.findall(r'<section id="(\w+)"', page) if name in self.claims])
+        self.assertEqual(re.findall(r'id="figure-(\w+)"', page)[:len(self.claims)],
+                         [name for name in re.findall(r'<section id="(\w+)"', page) if name in self.claims])
         self.assertEqual(page.count('id="figure-h200-'), len(list((self.root / "results/h200").glob("attention_throughput_*.svg"))))
         self.assertNotIn("Own trainings", page)
         self.assertNotRegex(page, r'(src|href)="(?!#|data:)')

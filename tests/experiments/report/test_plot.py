@@ -107,7 +107,8 @@ class Plot(unittest.TestCase):
             (self.root / "packages" / name).write_text("")
         (package / "tensorboard.py").write_text(WRITER)
         lines = self.plot("bbbb", "--tensorboard", "runs", path=self.root / "packages").stdout.splitlines()
-        self.assertEqual([json.loads(line) for line in lines[:-1]], [["runs/bbbb2", "loss", loss, 100 * (i + 1)] for i, loss in enumerate((3.5, 2.0, 1.5))])
+        self.assertEqual([json.loads(line) for line in lines[:-1]],
+                         [["runs/bbbb2", "loss", loss, 100 * (i + 1)] for i, loss in enumerate((3.5, 2.0, 1.5))])
         self.assertEqual(lines[-1], "tensorboard --logdir runs")
         self.assertFalse((self.root / "losses.svg").exists())
 

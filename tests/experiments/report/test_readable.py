@@ -1,4 +1,5 @@
-"""What a reader of the report needs: captions, legends beside the data, marks on cut bars, colours that stay distinct in colour blindness, own trainings."""
+"""What a reader of the report needs: captions, legends beside the data, marks on cut bars, colours that stay distinct in colour blindness, own
+trainings."""
 
 import itertools
 import json
@@ -94,7 +95,8 @@ class Figures(unittest.TestCase):
             for bars in axes.containers:
                 low, high = sorted(axes.get_xlim() if bars.orientation == "horizontal" else axes.get_ylim())
                 for bar in bars:
-                    ends = (bar.get_x(), bar.get_x() + bar.get_width()) if bars.orientation == "horizontal" else (bar.get_y(), bar.get_y() + bar.get_height())
+                    ends = (bar.get_x(), bar.get_x() + bar.get_width()) if bars.orientation == "horizontal" else (bar.get_y(),
+                                                                                                                  bar.get_y() + bar.get_height())
                     self.assertTrue(all(low - 1e-9 <= end <= high + 1e-9 for end in ends if end == end), f"{name}: {ends} beyond {low} … {high}")
 
     def test_tell_lines_apart_without_colour(self):
@@ -186,7 +188,8 @@ def write_training(root, name, label="", machine="m", losses=(3.0, 2.0, 1.5), **
     (folder / "run.json").write_text(json.dumps({"label": label, "model": {"layers": 2, "width": 64, "mixer": {"name": "attention"}},
                                                  "training": {"corpus": "bible", "total_tokens": 300}}))
     (folder / "log.jsonl").write_text("".join(json.dumps({"step": i, "tokens": 100 * (i + 1), "loss": loss}) + "\n" for i, loss in enumerate(losses)))
-    (folder / "done.json").write_text(sealed({"validation_loss": 1.75, "diverged": None, "time": "2026-01-02T00:00:00Z", "machine": {"name": machine}} | done))
+    (folder / "done.json").write_text(sealed({"validation_loss": 1.75, "diverged": None, "time": "2026-01-02T00:00:00Z", "machine": {"name": machine}}
+                                             | done))
     return folder
 
 
@@ -208,7 +211,8 @@ class Pages(WithCheckout):
     def test_why_names_a_control_that_does_as_well(self):
         path = self.checkout.machine / "ablations.json"
         control = {"what": "untrained", "measured": 0.2, "band": 0.01}
-        for does, expected in (({"does_as_well": True}, "the control does as well: with these means no number of runs would decide it |"), ({}, "| untrained: 0.200 ± 0.010 |")):
+        for does, expected in (({"does_as_well": True}, "the control does as well: with these means no number of runs would decide it |"),
+                               ({}, "| untrained: 0.200 ± 0.010 |")):
             comparison = CERTIFICATE["comparisons"][0] | {"verdict": "inconclusive at this scale", "control": control | does}
             path.write_text(json.dumps(CERTIFICATE | {"comparisons": [comparison]}))
             self.assertIn(expected, claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
@@ -320,7 +324,8 @@ class Trainings(WithCheckout):
 
         curve = [{"quantity": "loss_at_position", "variant": "", "value": [9, 9, 3, 3, 2, 2, 2, 2]}]
         def copied(length, copy, guess):
-            return [{"quantity": f"{name}_of_repeat_at_length", "x": [length, length], "value": [value, value]} for name, value in (("copy", copy), ("lm", guess))]
+            return [{"quantity": f"{name}_of_repeat_at_length", "x": [length, length], "value": [value, value]}
+                    for name, value in (("copy", copy), ("lm", guess))]
 
         measured("aaaa", {"name": "attention", "forget_gate": "full"},
                  per_token_loss=({"length": 8}, [record("loss", 2)], curve),

@@ -200,7 +200,8 @@ class Benchmarks(WithCheckout):
         path.write_text("\n".join(lines) + "\n")
         row = readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput").splitlines()[2]
         self.assertEqual([cell.strip() for cell in row.strip("|").split("|")],
-                         ["T = 16384, D = 64", "1.200", "1.250", "1.250", "0.8000", "1.375", "0.8800", "0.6000", "0.9000", "0.8000", "1.500", "1.250", "3.000", "2.000",
+                         ["T = 16384, D = 64", "1.200", "1.250", "1.250", "0.8000", "1.375", "0.8800", "0.6000", "0.9000", "0.8000", "1.500", "1.250",
+                          "3.000", "2.000",
                           "0.9000", "1.250"])
         short = readme_table(self.checkout.root, self.checkout.results, "m", "attention_throughput.short").splitlines()[2]
         self.assertEqual([cell.strip() for cell in short.strip("|").split("|")], ["T = 16384, D = 64", "1.200", "1.250", "3.000", "2.000"])
@@ -341,7 +342,8 @@ class Checks(WithCheckout):
         path = self.checkout.machine / "ablations.json"
         gpu = {"name": "NVIDIA H200", "driver": "580.65.06", "clock_mhz": 1755}
         path.write_text(json.dumps(CERTIFICATE | {"machine": CERTIFICATE["machine"] | {"gpu": gpu}}))
-        self.assertIn("; NVIDIA H200, driver 580.65.06; a processor, 2 cores;", claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
+        self.assertIn("; NVIDIA H200, driver 580.65.06; a processor, 2 cores;",
+                      claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
 
     def test_a_verdict_on_data_that_have_changed_is_found(self):
         data = self.checkout.root / "data.csv"

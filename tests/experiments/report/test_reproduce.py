@@ -30,7 +30,8 @@ class Reproduce(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         cls.addClassCleanup(temporary.cleanup)
         cls.checkout, programs = Path(temporary.name, "checkout"), Path(temporary.name, "programs")
-        tracked = subprocess.run(["git", "-C", SOURCE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=True)
+        tracked = subprocess.run(["git", "-C", SOURCE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True,
+                                 check=True)
         for name in filter(None, tracked.stdout.decode().split("\0")):
             if (SOURCE / name).is_file():
                 (cls.checkout / name).parent.mkdir(parents=True, exist_ok=True)

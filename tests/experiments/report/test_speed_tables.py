@@ -25,13 +25,17 @@ class SpeedTables(WithCheckout):
             "| FoX (Pro), 125M, 4096 | 300 | 1.50 | 2.50 | 1.90 |  |", "| FoX (Pro), pruned, 760M, 16384 | 50 |  |  |  | 60 |"])
 
     def test_the_portable_kernels_are_told_beside_their_bounds(self):
-        about = {"title": "window", "row": "window", "family": "portable", "head_dim": 64, "dtype": "bfloat16", "batch": 1, "tokens": 16384, "heads": 32}
+        about = {"title": "window", "row": "window", "family": "portable", "head_dim": 64, "dtype": "bfloat16", "batch": 1, "tokens": 16384,
+                 "heads": 32}
         line = about | {"direction": "forward", "milliseconds": 1.25, "beside": "full", "beside_milliseconds": 4.0, "work": 0.25, "ratio": 1.25,
-                        "ratio_spread": 0.012, "at_most": True, "must": 1.2, "aim": 1.1, "reached": "no", "left_out": {"cuDNN": "not here"}, "error": None}
-        beside = line | {"title": "dims", "row": "dims", "direction": "backward", "work": 1.0, "at_most": False, "must": 0.8, "aim": 1.0, "reached": "aim"}
+                        "ratio_spread": 0.012, "at_most": True, "must": 1.2, "aim": 1.1, "reached": "no", "left_out": {"cuDNN": "not here"},
+                        "error": None}
+        beside = line | {"title": "dims", "row": "dims", "direction": "backward", "work": 1.0, "at_most": False, "must": 0.8, "aim": 1.0,
+                         "reached": "aim"}
         unbounded = beside | {"title": "flash", "row": "flash", "must": None, "aim": None, "reached": ""}
         path = self.checkout.machine / "portable.json"
-        found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "d" * 40, "dirty": None, "date": "2026-01-02", "length": 16384, "rounds": 9,
+        found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "d" * 40, "dirty": None, "date": "2026-01-02", "length": 16384,
+                 "rounds": 9,
                  "rows": [line, beside, unbounded, about | {"title": "float32", "error": "values: expected a | b"}]}
         path.write_text(json.dumps(found))
         rows = readme_table(self.checkout.root, self.checkout.results, "m", "portable").splitlines()
@@ -55,7 +59,8 @@ class SpeedTables(WithCheckout):
             portable_page(path)
 
     def test_the_linear_family_is_told_beside_the_bytes_it_moves(self):
-        line = {"case": "delta", "batch": 8, "tokens": 4096, "heads": 24, "rows": 64, "columns": 64, "gates": "usual", "direction": "forward", "microseconds": 200.0,
+        line = {"case": "delta", "batch": 8, "tokens": 4096, "heads": 24, "rows": 64, "columns": 64, "gates": "usual", "direction": "forward",
+                "microseconds": 200.0,
                 "floor_microseconds": 96.0, "share": 0.48, "must": 0.45, "aim": 0.65, "reached": "must"}
         other = {name: value for name, value in line.items() if name not in ("must", "aim", "reached")} | {"direction": "backward"}
         found = {"gpu": "NVIDIA H100", "driver": "580", "torch": "2.11.0", "commit": "d" * 40, "dirty": None, "date": "2026-01-02", "rounds": 9,
@@ -76,9 +81,11 @@ class SpeedTables(WithCheckout):
         path.write_text(json.dumps(found))
         self.assertIn("| must | 2.50, chunk_delta_rule |\n", readme_table(self.checkout.root, self.checkout.results, "m", "matrix_state"))
         rivals = self.checkout.machine / "matrix_state_rivals.json"
-        rivals.write_text(json.dumps(found | {"fla": "0.5.2", "triton": "3.7.1", "rows": [*found["rows"], other | {"no_time_of": ["chunk_kda: ValueError: wrong"]}]}))
+        rivals.write_text(json.dumps(found | {"fla": "0.5.2", "triton": "3.7.1",
+                                              "rows": [*found["rows"], other | {"no_time_of": ["chunk_kda: ValueError: wrong"]}]}))
         page = matrix_state_page(rivals)
-        for words in ("# matrix_state_rivals", "flash-linear-attention 0.5.2 with Triton 3.7.1", "No time of FLA's, delta, usual gates, backward: chunk_kda: ValueError: wrong.\n"):
+        for words in ("# matrix_state_rivals", "flash-linear-attention 0.5.2 with Triton 3.7.1",
+                      "No time of FLA's, delta, usual gates, backward: chunk_kda: ValueError: wrong.\n"):
             self.assertIn(words, page)
         self.assertNotIn("× FLA:", matrix_state_page(path))
         of = lambda package, name, time: {"rival": name, "rival_package": package, "rival_microseconds": time, "ratio": time / 200,
@@ -89,7 +96,8 @@ class SpeedTables(WithCheckout):
         rivals.write_text(json.dumps(found | packages | {"rows": [line | both[0] | {"rivals": both}, failed]}))
         page = matrix_state_page(rivals)
         for words in ("| × fastest rival |", "| 0.75, flashinfer: chunk_gated_delta_rule |", "Rivals: fla 0.5.2, flashinfer 0.6.9; Triton 3.7.1.",
-                      "| delta | usual | forward | flashinfer: chunk_gated_delta_rule | 150.0, × 0.75 | 0.31 % of values |", "| chunk_delta_rule | 500.0, × 2.50 |",
+                      "| delta | usual | forward | flashinfer: chunk_gated_delta_rule | 150.0, × 0.75 | 0.31 % of values |",
+                      "| chunk_delta_rule | 500.0, × 2.50 |",
                       "No time, delta, usual gates, backward: mamba: ValueError: wrong.\n", "Not at hand: flash_qla: ModuleNotFoundError: no.\n"):
             self.assertIn(words, page)
         self.assertIn("matrix_state_rivals.md: expected it beside the data", self.checkout.run("check_results.py").stdout)

@@ -15,7 +15,8 @@ def draw(panel, claim, edition, quantity):
         contexts, values = claim.curve(edition + quantity, name)
         place = LOOKS[rule]
         panel.plot(contexts, [factor * value for value in values], color=COLOURS[place], label=name,
-                   linestyle=DASHES[place if implementation == "lethe" else place + 3], marker="o" if implementation == "lethe" else None, markersize=3)
+                   linestyle=DASHES[place if implementation == "lethe" else place + 3], marker="o" if implementation == "lethe" else None,
+                   markersize=3)
         if quantity == "time":
             low, high = (claim.curve(f"{edition}time_{end}", name)[1] for end in ("low", "high"))
             panel.fill_between(contexts, [factor * v for v in low], [factor * v for v in high], color=COLOURS[place], alpha=0.15, linewidth=0)

@@ -44,7 +44,8 @@ def figure(claim):
     bars.set_xlabel("loss above Gated linear (nats = log of the perplexities' ratio)\nshaded: what seeds alone explain")
     bars.set_title("Table 1, m = 4, and what the text says diverges")
     legend_below(bars)
-    draw_training(curves, claim, [v for v in ("Additive baseline", "Additive linear", "Delta without norm", "Gated linear", "Decay linear") if v in variants])
+    draw_training(curves, claim, [v for v in ("Additive baseline", "Additive linear", "Delta without norm", "Gated linear", "Decay linear")
+                                  if v in variants])
     curves.set_title("Training after the swap")
     legend_below(curves)
     return figure

@@ -13,7 +13,8 @@ def figure(claim):
             _, deviations = claim.curve(f"{quantity}_deviation_at_length", variant)
             line = look(variant, position)
             axes.plot(x, values, label=variant, **line)
-            axes.fill_between(x, [v - d for v, d in zip(values, deviations)], [v + d for v, d in zip(values, deviations)], color=line["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(x, [v - d for v, d in zip(values, deviations)], [v + d for v, d in zip(values, deviations)], color=line["color"],
+                              alpha=0.15, linewidth=0)
             if quantity == "copy":
                 axes.plot(*claim.curve("lm_at_length", variant), color=line["color"], linewidth=0.8, linestyle=DASHES[2])
         log_positions(axes, min(x), max(x))

@@ -14,7 +14,8 @@ def figure(claim):
         ends, values = losses(claim, variant)
         if ends:
             smooth = smoothed_over_positions(values)
-            curves.plot(ends, [smooth[end - 1] for end in ends], label=variant.removesuffix(f" at {longest}"), **look(variant.removesuffix(f" at {longest}")))
+            curves.plot(ends, [smooth[end - 1] for end in ends], label=variant.removesuffix(f" at {longest}"),
+                        **look(variant.removesuffix(f" at {longest}")))
             lowest += smooth[first_shown(longest) - 1:]
     if lowest:
         margin = 0.05 * (max(lowest) - min(lowest))
@@ -29,7 +30,8 @@ def figure(claim):
             if ends and ends == others:
                 gain = smoothed_over_positions([t - f for t, f in zip(transformer, fox)])
                 shown = [end for end in ends if end >= first_shown(longest)]
-                gains.plot(shown, [gain[end - 1] for end in shown], label=f"({architecture}), training context {context}", color=COLOURS[colour], linestyle=DASHES[dash])
+                gains.plot(shown, [gain[end - 1] for end in shown], label=f"({architecture}), training context {context}", color=COLOURS[colour],
+                           linestyle=DASHES[dash])
     gains.axhline(0, color=GREY, linewidth=0.8)
     gains.set_ylabel("Transformer − FoX (nats)")
     gains.set_title("FoX's advantage")

@@ -21,7 +21,8 @@ def figure(claim):
         fox = f"FoX (Pro) {size}"
         draw(gains, f"FoX (Pro) pruned {size}", fox, size, lambda ratio: 100 * (ratio - 1), color=COLOURS[colour])
         for dash, name in enumerate(("LLaMA", "Pro")):
-            draw(ratios, fox, f"Transformer ({name}) {size}", f"{size}, × Transformer ({name})", lambda ratio: ratio, color=COLOURS[colour], linestyle=DASHES[dash])
+            draw(ratios, fox, f"Transformer ({name}) {size}", f"{size}, × Transformer ({name})", lambda ratio: ratio, color=COLOURS[colour],
+                 linestyle=DASHES[dash])
     gains.axhspan(10, 35, color=BOUNDARY, alpha=0.2, linewidth=0, label="paper: 10 % to 35 % faster")
     gains.axhline(0, color=GREY, linewidth=0.8)
     ratios.axhline(1, color=GREY, linewidth=0.8)

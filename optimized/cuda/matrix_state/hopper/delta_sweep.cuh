@@ -26,8 +26,9 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
   using Shared = DeltaSweepShared<kBlocks, kGroups>;
   extern __shared__ __align__(1024) char memory[];
   const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
-            head = static_cast<int>(blockIdx.x) / ctas, lane = static_cast<int>(threadIdx.x % 32), b = head / p.heads,
-            h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
+            head = static_cast<int>(blockIdx.x) / ctas, own = static_cast<int>(threadIdx.x % 32),
+            lane = kKeeps ? own : __shfl_sync(kAllLanes, own, own),  // held, where there are registers: see products.cuh
+      b = head / p.heads, h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
   const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
   run_roles<std::conditional_t<kKeeps, Shared, DeltaValuesShared<kBlocks, kGroups>>>(call, warp / kWarps);
 }

@@ -3,15 +3,15 @@
 // state in chunks of 64 tokens, by the equations of delta_forward.cuh. For a backward also, or alone, the states before all chunks and R.
 //
 //   a warp         tiles of a chunk, its W when that is solved, its gates and strengths    → full
-//   two warps      make the rows of Q float16, measure those of V                          → rows
+//   two warps      measure the rows of V; make those of Q float16                          → values, rows
 //   a warp         units                                                                   → weighed
 //   a warpgroup    makes the rows of K float16; P = Q Kᵀ; weights P and W by units         → prepared
 //   one or two     S, rounded; X = V − γ K S; R = X − W β X;
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
 // The first four are warps 0, 2 and 3, 1, and warpgroup 1; for values alone 3, 0 and 1, 2. All that becomes float16 is divided by the units of delta_units.cuh.
-// O lies over V where only values are made (delta_sweep_values.cuh); else see delta_sweep_states.cuh. So that a chunk's rows of O or R need not have left before
-// the next one begins, its stage is empty only during that.
+// A stage's way through all of these takes three chunks' time, so each wait in it counts: units wait for V's rows, not for Q's, and where only values are made
+// (delta_sweep_values.cuh) O leaves by a place of its own, so that a stage is empty with its chunk. Else see delta_sweep_states.cuh.
 
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_states.cuh"

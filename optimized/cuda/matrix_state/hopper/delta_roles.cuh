@@ -19,8 +19,8 @@ struct DeltaSweepRoles {
   static constexpr int kRegisters = kBlocks == 1   ? 80
                                     : kGroups == 1 ? 168
                                                    : 128,
-                       kLoadRegisters = kBlocks == 1 ? 40 : 56, kPrepareRegisters = kBlocks == 1 ? 64 : 88,
-                       kStateRegisters = kBlocks == 1 ? 136 : 184;
+                       kLoadRegisters = kBlocks == 1 ? 32 : 56, kPrepareRegisters = kBlocks == 1 ? 64 : 88,
+                       kStateRegisters = kBlocks == 1 ? 144 : 184;
 };
 
 /// A warp: the largest of the numbers of a state, in four chains.

@@ -230,9 +230,7 @@ class LeftStates(unittest.TestCase):
                 row_tiles, column_tiles, chunks = -(-rows // 64), -(-columns // 64), -(-length // 64)
                 self.assertEqual(left.shape, (1, 2, chunks * (5120 + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4))))
                 self.assertEqual(none.numel(), 0)
-                for found, alone in zip(read[:2], without[:2]):  # by another kernel, which leaves nothing
-                    self.assertLessEqual((found.double() - alone.double()).norm(), 2 * BUDGET[dtype] * alone.double().norm())
-                for i, (found, computed) in enumerate(zip(read[2:], without[2:])):
+                for i, (found, computed) in enumerate(zip(read, without)):
                     self.assertTrue(torch.equal(found, computed), i)
                 self.assertFalse(torch.equal(zeroed[2], read[2]), "what the forward left was not read")
 

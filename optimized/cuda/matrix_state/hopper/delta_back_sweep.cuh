@@ -269,7 +269,7 @@ struct DeltaBackSweep {
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
       uint32_t left[16];
-      load_blocks<true>(left, pairs(n), block, lane);
+      load_blocks(left, pairs(n), block, lane);
       scale_state(small().decay[at.index]);
       ptx::fence_async_shared();
       sync();
@@ -307,7 +307,7 @@ struct DeltaBackSweep {
       }
       __syncwarp();
       put(rows, x);
-      load_blocks<true>(left, solved(at.index).inverse, block, lane);
+      load_blocks(left, solved(at.index).inverse, block, lane);
       ptx::fence_async_shared();
       sync();
       ptx::fence_registers(x);

@@ -265,8 +265,8 @@ __device__ __forceinline__ void weigh_block(uint32_t (&left)[4], const uint4& wo
   }
 }
 
-/// All blocks of a triangle, by four warps: those of numbers warp, warp + 4 and warp + 8. Two factors of their columns, outer(row): of a row.
-template <bool kUpper = false, bool kAsRight = false, typename Factor, typename Outer>
+/// All blocks of a triangle, by four warps: those of numbers warp, warp + 4 and warp + 8. factor(column): of two; outer(row). A lower one's become right operands.
+template <bool kUpper, typename Factor, typename Outer>
 __device__ __forceinline__ void weigh_triangle(uint4* blocks, const Factor& factor, const Outer& outer, int warp,
                                                int lane) {
   const auto weigh = [&]<int kCount>(int first) {  // so many at once, so that a warp waits for memory once
@@ -286,7 +286,7 @@ __device__ __forceinline__ void weigh_triangle(uint4* blocks, const Factor& fact
     for (int n = 0; n < kCount; ++n) {
       uint32_t left[4];
       weigh_block(left, words[n], near[n], far[n], of_row[n]);
-      blocks[32 * (first + kWarps * n) + lane] = block_of<kAsRight>(left);
+      blocks[32 * (first + kWarps * n) + lane] = block_of<!kUpper>(left);
     }
   };
   weigh.template operator()<2>(warp);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void weigh_triangle(uint4* blocks, const Factor& fact
 }
 
 /// Sums become a warp's blocks of a triangle, by factors of their columns and rows. Blocks that are not in it are made, too, without a branch.
-template <bool kUpper = false, bool kAsRight = false>
+template <bool kUpper>
 __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, const float* factors,
                                                const float (&outer)[2], int block, int lane) {
   const uint32_t to = ptx::shared_address(blocks + lane);
@@ -308,17 +308,16 @@ __device__ __forceinline__ void store_weighted(uint4* blocks, const Sums& sums, 
       words[i] = pack<__half>(x[i % 2 * 2] * factor.x * outer[i % 2], x[i % 2 * 2 + 1] * factor.y * outer[i % 2]);
     }
     ptx::store_words_where(kUpper ? k >= block : k <= block, to + 16 * block_at<kUpper>(block, k),
-                           block_of<kAsRight>(words));
+                           block_of<!kUpper>(words));
   }
 }
 
-/// Blocks as a left operand.
-template <bool kUpper = false>
+/// Blocks of an upper triangle as a left operand.
 __device__ __forceinline__ void load_blocks(uint32_t (&left)[16], const uint4* blocks, int block, int lane) {
 #pragma unroll
   for (int k = 0; k < kWarps; ++k) {
     uint4 words{};
-    if (kUpper ? k >= block : k <= block) words = blocks[block_at<kUpper>(block, k) + lane];
+    if (k >= block) words = blocks[block_at<true>(block, k) + lane];
     left[4 * k] = words.x, left[4 * k + 1] = words.y, left[4 * k + 2] = words.z, left[4 * k + 3] = words.w;
   }
 }

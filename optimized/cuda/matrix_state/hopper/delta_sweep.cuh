@@ -9,12 +9,11 @@
 //   one or two     S, rounded; X = V − γ K S; R = X − W β X;
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
-// The first four are warps 0, 2 and 3, 1, and warpgroup 1; for values alone 3, 0 and 1, 2. All that becomes float16 is divided by the units of delta_units.cuh.
-// A stage's way through all of these takes three chunks' time, so each wait in it counts: units wait for V's rows, not for Q's, and where only values are made
-// (delta_sweep_values.cuh) O leaves by a place of its own, so that a stage is empty with its chunk. Else see delta_sweep_states.cuh.
+// The first four are warps 3, 0 and 1, 2, and warpgroup 1. All that becomes float16 is divided by the units of delta_units.cuh. A stage's way through all of
+// these takes three chunks' time, so each wait in it counts: units wait for V's rows, not for Q's, and O leaves by a place of its own, so that a stage is empty
+// with its chunk.
 
 #include "optimized/cuda/launch.cuh"
-#include "optimized/cuda/matrix_state/hopper/delta_sweep_states.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_values.cuh"
 
 namespace lethe::matrix_state {
@@ -27,10 +26,10 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
   extern __shared__ __align__(1024) char memory[];
   const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
             head = static_cast<int>(blockIdx.x) / ctas, own = static_cast<int>(threadIdx.x % 32),
-            lane = kKeeps ? own : __shfl_sync(kAllLanes, own, own),  // held, where there are registers: see products.cuh
+            lane = __shfl_sync(kAllLanes, own, own),  // held: see products.cuh
       b = head / p.heads, h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
   const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
-  run_roles<std::conditional_t<kKeeps, Shared, DeltaValuesShared<kBlocks, kGroups>>>(call, warp / kWarps);
+  run_roles<DeltaValuesShared<kBlocks, kGroups>>(call, warp / kWarps);
 }
 
 }  // namespace lethe::matrix_state

@@ -33,12 +33,7 @@ struct DeltaSweep {
   __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
 
   /// A warpgroup: all rows of 64 columns of the state, and O where it reads.
-  __device__ __forceinline__ void sweep(int group) const {
-    if constexpr (kKeeps) sweep_states(group);
-    else sweep_values(group);
-  }
-  __device__ __forceinline__ void sweep_states(int group) const;  // delta_sweep_states.cuh
-  __device__ __forceinline__ void sweep_values(int group) const;  // delta_sweep_values.cuh
+  __device__ __forceinline__ void sweep(int group) const;  // delta_sweep_values.cuh
 
   /// One warp.
   __device__ __forceinline__ void load() const {
@@ -136,12 +131,16 @@ struct DeltaSweep {
                                        },
                                        lane);
       growth = own.whole;
+      [[maybe_unused]] const float own_unit = unit;
+      [[maybe_unused]] const float2 reciprocal = own_pair(tokens.reciprocal(), lane);
       unit_before = n == 0 ? 1.0f : unit;
       unit = next;
       arrive_warp(&small().weighed[at.index], lane);
+      if constexpr (kKeeps) keep_units(n, own_unit, reciprocal);
     }
     if constexpr (!kReads) {  // publishes that all states and residuals are written
       wait_until_stored(small().measured, small().stored, p.chunks);
+      __syncwarp();
       if (lane == 0) ptx::store_release(&p.arrays.stored[blockIdx.x], 1);
     }
   }
@@ -179,7 +178,7 @@ struct DeltaSweep {
       if constexpr (kReads) {
         const uint16_t* const of_state = small().of_state[n % 2];
         const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
-        store_weighted<false, !kKeeps>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
+        store_weighted<false>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
       }
       const float* const reciprocal = tokens.reciprocal();
       const auto factor = [&](int column) {
@@ -187,7 +186,7 @@ struct DeltaSweep {
         return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
       };
       const auto outer = [&](int row) { return -chunk.unit[row] * reciprocal[row]; };
-      weigh_triangle<false, !kKeeps>(chunk.inverse, factor, outer, block, lane);
+      weigh_triangle<false>(chunk.inverse, factor, outer, block, lane);
       arrive_warp(&small().prepared[at.index], lane);
     }
   }
@@ -202,21 +201,15 @@ struct DeltaSweep {
     *reinterpret_cast<float2*>(&to.unit[2 * lane]) = own_pair(chunk.key_unit, lane);
     *reinterpret_cast<float2*>(&to.norm[2 * lane]) = own_pair(chunk.key_norm, lane);
   }
-  /// This warp's rows of S before a chunk, and what it is divided by.
-  __device__ __forceinline__ void keep_state(int n, int group, const char* rounded, float unit) const {
-    const int64_t kept = kept_tile(n, group);
-    store_images<kBlocks>(p.arrays.before + kept * (kBlocks * kPanel / 16), rounded, block, lane);
-    if (threadIdx.x % kComputing == 0) p.arrays.before_unit[kept] = unit;
-  }
-  /// The same of R.
-  __device__ __forceinline__ void keep_residual(int n, int group, const char* value,
-                                                const float (&reciprocal)[2]) const {
-    const int64_t kept = kept_tile(n, group);
-    __syncwarp();
-    store_images<1>(p.arrays.residual + kept * (kPanel / 16), value, block, lane);
-    if (lane % 4 > 0) return;
-    float* const units = p.arrays.residual_unit + kept * kChunk + 16 * block + lane / 4;
-    units[0] = reciprocal_of_power(reciprocal[0]), units[8] = reciprocal_of_power(reciprocal[1]);
+  /// A warp: what S before a chunk is divided by, and a lane's two tokens' rows of R, whose factors are given.
+  __device__ __forceinline__ void keep_units(int n, float unit, float2 factors) const {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const int64_t kept = kept_tile(n, i);
+      reinterpret_cast<float2*>(p.arrays.residual_unit + kept * kChunk)[lane] = {reciprocal_of_power(factors.x),
+                                                                                 reciprocal_of_power(factors.y)};
+      if (lane == 0) p.arrays.before_unit[kept] = unit;
+    }
   }
 };
 

@@ -12,6 +12,10 @@ namespace lethe::matrix_state {
 template <int kBlocks, int kGroups>
 struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   using DeltaSweepRoles<kBlocks, kGroups>::kStateWarps, DeltaSweepRoles<kBlocks, kGroups>::kTogether;
+  static constexpr bool kDividesFirst = true;
+  static constexpr int kLoadRegisters = 40, kStateRegisters = kBlocks == 1   ? 136
+                                                              : kGroups == 1 ? 232
+                                                                             : 192;
   static constexpr int kKey = kBlocks * kPanel, kValue = 2 * kKey, kStage = kValue + kGroups * kPanel;
   static constexpr int kStages = 3;
   struct Small {
@@ -26,16 +30,6 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
                        kSolved = kPairs + 2 * kFragments, kSmall = kSolved + kStages * int{sizeof(SolvedChunk)};
   static constexpr int kBytes = kSmall + int{sizeof(Small)};
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
-};
-
-/// Of the sweep that makes values.
-template <int kBlocks, int kGroups>
-struct DeltaValuesShared : DeltaSweepShared<kBlocks, kGroups> {
-  static constexpr bool kDividesFirst = true;
-  static constexpr int kLoadRegisters = 40,
-                       kStateRegisters = kBlocks == 1   ? 136
-                                         : kGroups == 1 ? 232
-                                                        : 192;
 };
 
 }  // namespace lethe::matrix_state

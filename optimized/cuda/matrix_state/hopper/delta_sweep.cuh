@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
             lane = __shfl_sync(kAllLanes, own, own),  // held: see products.cuh
       b = head / p.heads, h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
   const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
-  run_roles<DeltaValuesShared<kBlocks, kGroups>>(call, warp / kWarps);
+  run_roles<Shared>(call, warp / kWarps);
 }
 
 }  // namespace lethe::matrix_state

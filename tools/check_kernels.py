@@ -48,6 +48,7 @@ SPILLS = [
     (r"sweep_gradientsI\w+Lb1ELi2E", 64),
     (r"sweep_gradientsI\w+Lb0ELi2E", 40),
     (r"head_statesI\w+Lb1ELi2ELb0ELb1E", 24),
+    (r"delta_sweepI\w+Li2ELi2E", 4),
     (r"delta_back_sweepI\w+Li1ELi1E", 68),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL

@@ -276,8 +276,10 @@ struct ChunkSolver {
     __syncwarp();
     if (more) load(next);  // all lanes have multiplied what they read of the keys
     if (transposed) {
+      constexpr float kMost = 0x1.fffffep127f;  // of a token without a key or a strength: its W is 0 times that
       const float2 unit = reinterpret_cast<const float2*>(own.key_unit())[lane];
-      negative = {reciprocal_of_power(unit.x) / negative.x, reciprocal_of_power(unit.y) / negative.y};
+      const auto over = [](float x, float y) { return fminf(fmaxf(reciprocal_of_power(x) / y, -kMost), kMost); };
+      negative = {over(unit.x, negative.x), over(unit.y, negative.y)};
     }
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) to.key_norm[32 * pass + lane] = __fsqrt_rn(diagonal().solve(pass));

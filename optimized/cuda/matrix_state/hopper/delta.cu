@@ -109,7 +109,7 @@ DeltaSweepArguments sweep_arguments(const MatrixStateInput& a, const SolvedChunk
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 void sweep(const DeltaSweepArguments& p, cudaStream_t stream) {
-  using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  using Shared = DeltaSweepShared<kBlocks, kGroups, kSweepsByTiles<kBlocks, kGroups, kReads, kKeeps>>;
   const auto kernel = delta_sweep<Element, kBlocks, kGroups, kReads, kKeeps>;
   allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
   const int64_t ctas = int64_t{1} * p.all_heads * delta_ctas(p.columns, kGroups);

@@ -8,8 +8,9 @@
 
 namespace lethe::matrix_state {
 
-/// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each.
-template <int kBlocks, int kGroups>
+/// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each. kTiles: W and P of two chunks are tiles (delta_sweep_tiles.cuh), and gates are
+/// prepared before their stage is empty.
+template <int kBlocks, int kGroups, bool kTiles = false>
 struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   using DeltaSweepRoles<kBlocks, kGroups>::kStateWarps, DeltaSweepRoles<kBlocks, kGroups>::kTogether;
   static constexpr bool kDividesFirst = true;
@@ -26,10 +27,17 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
     float first_reciprocal;                    ///< of the first unit
     uint64_t full[kStages], values[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2], stored;
   };
-  static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * kBlocks * kPanel,
-                       kSolved = kPairs + 2 * kFragments, kSmall = kSolved + kStages * int{sizeof(SolvedChunk)};
-  static constexpr int kBytes = kSmall + int{sizeof(Small)};
+  static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * (kTiles ? 1 : kBlocks) * kPanel,
+                       kSolved = kPairs + (kTiles ? 4 * kPanel : 2 * kFragments),
+                       kSmall = kSolved + kStages * int{sizeof(SolvedChunk)}, kEarly = kSmall + int{sizeof(Small)};
+  static constexpr int kBytes = kEarly + (kTiles ? int{sizeof(DeltaTokens)} : 0);
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
+};
+
+/// With tiles.
+template <int kBlocks, int kGroups>
+struct DeltaTilesShared : DeltaSweepShared<kBlocks, kGroups, true> {
+  static constexpr int kLoadRegisters = 32, kPrepareRegisters = 96;
 };
 
 }  // namespace lethe::matrix_state

@@ -9,11 +9,12 @@
 //   one or two     S, rounded; X = V − γ K S; R = X − W β X;
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
-// The first four are warps 3, 0 and 1, 2, and warpgroup 1. All that becomes float16 is divided by the units of delta_units.cuh. A stage's way through all of
-// these takes three chunks' time, so each wait in it counts: units wait for V's rows, not for Q's, and O leaves by a place of its own, so that a stage is empty
-// with its chunk.
+// The first four are warps 3, 0 and 1, 2, and warpgroup 1; of more than 64 rows and columns see delta_sweep_tiles.cuh. All that becomes float16 is divided by the
+// units of delta_units.cuh. A stage's way through all of these takes three chunks' time, so each wait in it counts: units wait for V's rows, not for Q's, and O
+// leaves by a place of its own, so that a stage is empty with its chunk.
 
 #include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_sweep_tiles.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_values.cuh"
 
 namespace lethe::matrix_state {
@@ -29,7 +30,8 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
             lane = __shfl_sync(kAllLanes, own, own),  // held: see products.cuh
       b = head / p.heads, h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
   const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
-  run_roles<Shared>(call, warp / kWarps);
+  using Roles = std::conditional_t<kSweepsByTiles<kBlocks, kGroups, kReads, kKeeps>, DeltaTilesShared<kBlocks, kGroups>, Shared>;
+  run_roles<Roles>(call, warp / kWarps);
 }
 
 }  // namespace lethe::matrix_state

@@ -8,10 +8,15 @@
 
 namespace lethe::matrix_state {
 
+/// Whether W and P are tiles. With 64 columns float16 finds too few registers for products by wgmma alone.
+template <int kBlocks, int kGroups, bool kReads, bool kKeeps>
+inline constexpr bool kSweepsByTiles = kBlocks == 2 && kGroups == 2 && kReads && !kKeeps;
+
 /// kReads: by queries. kKeeps: states and residuals for a backward.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 struct DeltaSweep {
-  using Shared = DeltaSweepShared<kBlocks, kGroups>;
+  static constexpr bool kTiles = kSweepsByTiles<kBlocks, kGroups, kReads, kKeeps>;
+  using Shared = DeltaSweepShared<kBlocks, kGroups, kTiles>;
   static constexpr bool kBesideSolve = kReads;  ///< where `ready` may be given
   const DeltaSweepArguments& p;
   char* const memory;
@@ -28,15 +33,39 @@ struct DeltaSweep {
   __device__ uint4* pairs(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
   }
+  // The same where they are tiles, and W's, of which two are enough for the same reason.
+  __device__ char* inverse_tile(int n) const { return memory + Shared::kPairs + n % 2 * kPanel; }
+  __device__ char* pairs_tile(int n) const { return memory + Shared::kPairs + (2 + n % 2) * kPanel; }
   __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
   /// scale · σ and the query's unit, over what is not read again when the units are known.
   __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
 
   /// A warpgroup: all rows of 64 columns of the state, and O where it reads.
-  __device__ __forceinline__ void sweep(int group) const;  // delta_sweep_values.cuh
+  __device__ __forceinline__ void sweep(int group) const {
+    if constexpr (kTiles) sweep_tiles(group);
+    else sweep_values(group);
+  }
+  __device__ __forceinline__ void sweep_values(int group) const;  // delta_sweep_values.cuh
+  // Where W and P are tiles: delta_tiles_roles.cuh, delta_sweep_tiles.cuh
+  __device__ __forceinline__ void sweep_tiles(int group) const;
+  __device__ __forceinline__ void load_early() const;
+  __device__ __forceinline__ void divide_keys(int half) const;
+  __device__ __forceinline__ void prepare_tiles() const;
+
+  /// A thread: begins to bring chunk n to stage i.
+  __device__ __forceinline__ void copy(int n, int i) const {
+    char* const to = stage(i);
+    uint64_t* const full = &small().full[i];
+    ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk));
+    load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
+    if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
+    load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+    ptx::load_run(&solved(i), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
+  }
 
   /// One warp.
   __device__ __forceinline__ void load() const {
+    if constexpr (kTiles) return load_early();
     const auto raw_of = [&](int n) {
       RawChunk raw;
       raw.load(p.gate, p.beta, p.length, b, h, first_of(n), lane);
@@ -50,14 +79,7 @@ struct DeltaSweep {
       if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small().full[at.index];
-      if (lane == 0) {
-        char* const to = stage(at.index);
-        ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk));
-        load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
-        if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
-        load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
-        ptx::load_run(&solved(at.index), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
-      }
+      if (lane == 0) copy(n, at.index);
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);
       DeltaTokens& tokens = small().tokens[at.index];
@@ -83,6 +105,7 @@ struct DeltaSweep {
 
   /// A warp: two of four blocks of rows. The values' first, which the units are found by.
   __device__ __forceinline__ void divide(int half) const {
+    if constexpr (kTiles) return divide_keys(half);
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       DeltaTokenUnits& units = small().units[at.index];
@@ -127,7 +150,9 @@ struct DeltaSweep {
       const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
                                        small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale,
                                        [&] {
+                                         if constexpr (kTiles) return float2{1.0f, 1.0f};  // what prepares multiplies
                                          if constexpr (kReads) ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+                                         return own_pair(small().units[at.index].query_unit, lane);
                                        },
                                        lane);
       growth = own.whole;
@@ -147,6 +172,7 @@ struct DeltaSweep {
 
   /// A warpgroup: what no state enters, then weighed.
   __device__ __forceinline__ void prepare() const {
+    if constexpr (kTiles) return prepare_tiles();
     const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // in a register of each thread: fewer spills
     const bool gated = p.gate.log_forget != nullptr;
     const int i0 = 16 * block + lane / 4;

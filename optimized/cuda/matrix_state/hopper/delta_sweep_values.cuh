@@ -109,7 +109,7 @@ __device__ __forceinline__ void issue_update(float (&state)[32 * kBlocks], const
 }
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
-__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::sweep(int group) const {
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::sweep_values(int group) const {
   const int column = 64 * (tile + group), columns = min(64, p.columns - column);
   float state[32 * kBlocks];                // divided by the units of weigh()
   const auto each = [&](const auto& use) {  // a number of the state, where it is in memory, and whether it is there

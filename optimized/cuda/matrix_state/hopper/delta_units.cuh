@@ -45,6 +45,19 @@ struct DeltaTokenUnits {
   __device__ float* read_state() { return largest_value; }  ///< γ and the unit of S, over σ
 };
 
+/// A warp: a chunk's gates and strengths, of which each lane has written those that it copies.
+__device__ __forceinline__ void copy_tokens(DeltaTokens& to, const DeltaTokens& from, int lane) {
+  const auto copy = [&](void* numbers, const void* copied, int i) {
+    static_cast<uint2*>(numbers)[i] = static_cast<const uint2*>(copied)[i];
+  };
+  copy(to.gates.sum, from.gates.sum, lane);
+  copy(to.gates.read, from.gates.read, lane);
+  copy(to.gates.write, from.gates.write, lane);
+  copy(to.gates.first_seen, from.gates.first_seen, lane);
+  copy(to.beta, from.beta, lane);
+  if (lane == 0) copy(&to.gates.total, &from.gates.total, 0);  // and `entry`
+}
+
 /// A power of two by its upper 16 bits.
 __device__ __forceinline__ float power_of(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
 __device__ __forceinline__ uint16_t bits_of_power(float power) {
@@ -123,13 +136,13 @@ struct DeltaChunkGrowth {
 };
 
 /// A warp: a chunk's numbers from `before`, a bound of the state's columns before it, which are held divided by `unit`. `of_state` gets 1/σ, by
-/// bits_of_power, and `out_unit` the query's unit and σ, times `scale`; it may be key_norm. The queries' units are not read before wait_for_queries() has
-/// returned. Returns what the state is divided by after the chunk.
-template <typename WaitForQueries>
+/// bits_of_power, and `out_unit` σ times `scale` and query_units() of the lane's tokens, which comes last; it may be key_norm. Returns what the state is divided
+/// by after the chunk.
+template <typename QueryUnits>
 __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUnits& units, const float* key_unit,
                                                const float* key_norm, uint16_t* of_state, float* out_unit,
                                                const DeltaChunkGrowth& growth, float before, float unit, float scale,
-                                               const WaitForQueries& wait_for_queries, int lane) {
+                                               const QueryUnits& query_units, int lane) {
   const float next = delta_unit(growth.whole.after(before)), next_reciprocal = reciprocal_of_power(next);
   const float2 strengths = own_pair(tokens.beta, lane), norms = own_pair(key_norm, lane),
                most = own_pair(units.largest_value, lane), keys = own_pair(key_unit, lane),
@@ -162,8 +175,7 @@ __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUn
     tokens.decay() = tokens.gates.total * unit * next_reciprocal;
     tokens.after() = next;
   }
-  wait_for_queries();
-  const float2 queries = own_pair(units.query_unit, lane);
+  const float2 queries = query_units();
   out[0] *= queries.x, out[1] *= queries.y;
   store_pair(out_unit, out, lane);
   store_pair(units.of_pair(), pair, lane);

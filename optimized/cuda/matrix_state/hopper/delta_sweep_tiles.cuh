@@ -1,0 +1,221 @@
+#pragma once
+// A warpgroup of delta_sweep.cuh that carries 64 columns of the state, of a forward with more than 64 rows and columns: by the scheme of delta_sweep_values.cuh, but W and P
+// are tiles, so that all products are wgmma.
+//
+//   product                      meanwhile
+//   Sᵀ Kᵀ                        O of the chunk before leaves; S is measured
+//   Xᵀ (W β)ᵀ                    S is scaled
+//   Sᵀ Qᵀ, then (D_C β R)ᵀ K     γ Sᵀ Qᵀ
+//   Rᵀ (P β)ᵀ, after these       S of the next chunk is rounded
+
+#include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_sweep_values.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_tiles_roles.cuh"
+
+namespace lethe::matrix_state {
+
+/// sums += left · Lᵀ of the lower blocks of a mirrored tile L, the first tokens' first: issued. Products of another shape add to the same sums after a fence.
+__device__ __forceinline__ void issue_lower(float (&sums)[32], const uint32_t (&left)[16], const char* tile) {
+  const uint64_t rows = ptx::operand_descriptor(tile, kPanel);
+  const auto step = [&]<int k>(std::integral_constant<int, k>) {
+    ptx::wgmma<ptx::Major::kK>(__half{}, reinterpret_cast<float(&)[8 * (k + 1)]>(sums), left[4 * k], left[4 * k + 1],
+                               left[4 * k + 2], left[4 * k + 3], ptx::advance<kStepBytes<ptx::Major::kK>>(rows, k),
+                               true);
+  };
+  step(std::integral_constant<int, 3>{});
+  ptx::wgmma_fence();
+  step(std::integral_constant<int, 2>{});
+  ptx::wgmma_fence();
+  step(std::integral_constant<int, 1>{});
+  ptx::wgmma_fence();
+  step(std::integral_constant<int, 0>{});
+}
+
+/// state += left · mirrored keys, of 64 tokens and all rows of the state, the first tokens' first: issued.
+template <int kBlocks>
+__device__ __forceinline__ void issue_mirrored_update(float (&state)[32 * kBlocks], const uint32_t (&left)[16],
+                                                      const char* keys) {
+  const uint64_t right = ptx::operand_descriptor(keys, kPanel);
+#pragma unroll
+  for (int k = kWarps - 1; k >= 0; --k)
+    ptx::wgmma<ptx::Major::kMN>(__half{}, state, left[4 * k], left[4 * k + 1], left[4 * k + 2], left[4 * k + 3],
+                                ptx::advance<kStepBytes<ptx::Major::kMN>>(right, k), true);
+}
+
+/// Visits the tiles of 8 columns with a lane's two of the numbers of their tokens, which are mirrored.
+template <typename Use>
+__device__ __forceinline__ void each_column(const float* numbers, int lane, const Use& use) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c) use(c, *reinterpret_cast<const float2*>(&numbers[mirrored_token(c, lane)]));
+}
+__device__ __forceinline__ void scale_mirrored(float (&sums)[32], const float* factors, int lane) {
+  each_column(factors, lane, [&](int c, const float2& factor) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[4 * c + e] *= e % 2 ? factor.y : factor.x;
+  });
+}
+
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::sweep_tiles(int group) const {
+  const int column = 64 * (tile + group), columns = min(64, p.columns - column);
+  float state[32 * kBlocks];                // divided by the units of weigh()
+  const auto each = [&](const auto& use) {  // as in sweep_values()
+#pragma unroll
+    for (int i = 0; i < 32 * kBlocks; ++i) {
+      const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, c = 16 * block + lane / 4 + i / 2 % 2 * 8;
+      use(state[i], (int64_t{1} * head * p.rows + row) * p.columns + column + c, row < p.rows && c < columns);
+    }
+  };
+  each([&](float& number, int64_t place, bool there) { number = p.initial && there ? p.initial[place] : 0.0f; });
+  const auto scale_state = [&](float factor) {
+#pragma unroll
+    for (int i = 0; i < 32 * kBlocks; ++i) state[i] *= factor;
+  };
+  const auto measure = [&](int n) {  // the state before chunk n
+    const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state));
+    if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
+    arrive_warp(&small().measured[n % 2], lane);
+  };
+  uint32_t rounded[kBlocks][16];
+  const auto round_state = [&] {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+      pack_sums<__half>(rounded[m], reinterpret_cast<const float(&)[kBlocks][32]>(state)[m], 1.0f);
+  };
+  const auto fence_rounded = [&] {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(rounded[m]);
+  };
+  const auto issue_rows = [&](float(&sums)[32], const char* rows) {  // what the state gives to rows of a tile
+    ptx::fence_registers(sums);
+    fence_rounded();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) issue_product<__half, ptx::Major::kK>(sums, rounded[m], rows + m * kPanel, m > 0);
+    ptx::wgmma_commit();
+  };
+  char* const output = memory + Shared::kState + group * kPanel;
+  const uint32_t place = at_piece(columns_address(0, 0, lane), 2 * block);  // the warp's columns of a tile, transposed
+  uint32_t output_words[16];
+  const auto pack_output = [&](float(&out)[32], const ptx::RingPosition& at) {
+    scale_mirrored(out, out_unit(solved(at.index)), lane);
+    pack_sums<Element>(output_words, out, 1.0f);
+  };
+  const auto store_output = [&](int n) {  // on its way: by each warp its tokens
+    if (lane == 0) ptx::bulk_wait_read<0>();
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // what the chunk before has left in its place is read
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k)
+      ptx::store_matrices_transposed(ptx::shared_address(output) + place + 2048 * mirrored(k), output_words[4 * k],
+                                     output_words[4 * k + 1], output_words[4 * k + 2], output_words[4 * k + 3]);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
+    if (lane > 0) return;
+    ptx::store_tile(&p.maps[3], output + 16 * block * 128, column, h, static_cast<int>(first_of(n)) + 16 * block, b);
+    ptx::bulk_commit();
+  };
+  float x[32];
+  ptx::undefined(x);
+  float unit = 1.0f;  // of the state
+  // X of chunk n; then the state is scaled to the next one's unit. O of the chunk before leaves meanwhile.
+  const auto read_keys = [&](int n, const ptx::RingPosition& at) {
+    DeltaTokens& tokens = small().tokens[at.index];
+    const char* const query = stage(at.index);
+    const char* const value = query + Shared::kValue + group * kPanel;
+    ptx::mbarrier_wait(&small().full[at.index], at.parity);
+    ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
+    issue_rows(x, query + Shared::kKey);
+    if (n > 0) measure(n), store_output(n - 1);
+    uint32_t values[kWarps][4];
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k)
+      ptx::load_matrices_transposed(values[k], ptx::shared_address(value) + place + 2048 * mirrored(k));
+    scale_state(tokens.decay());
+    unit = tokens.after();
+    ptx::fence_registers(state);
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) ptx::fence_registers(values[k]);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(x);
+    fence_rounded();
+    each_column(tokens.read_key(), lane, [&](int c, const float2& read) {
+      const float2 over = *reinterpret_cast<const float2*>(&tokens.reciprocal()[mirrored_token(c, lane)]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 v = unpack<Element>(values[c / 2][c % 2 * 2 + i]);
+        float &first = x[4 * c + 2 * i], &second = x[4 * c + 2 * i + 1];
+        first = fmaf(v.x, over.x, -read.x * first);
+        second = fmaf(v.y, over.y, -read.y * second);
+      }
+    });
+  };
+  measure(0);
+  ptx::mbarrier_wait(&small().prepared[0], 0);
+  scale_state(small().first_reciprocal);
+  round_state();
+  ptx::RingPosition at;
+  read_keys(0, at);
+  for (int n = 0;;) {
+    uint32_t left[16], residual[16];
+    pack_sums<__half>(left, x, 1.0f);  // X; it becomes R
+    ptx::fence_registers(x);
+    ptx::fence_registers(left);
+    ptx::wgmma_fence();
+    issue_lower(x, left, inverse_tile(n));
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(x);
+    ptx::fence_registers(left);
+    each_column(small().tokens[at.index].write(), lane, [&](int c, const float2& factor) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        left[2 * c + i] = pack<__half>(x[4 * c + 2 * i] * factor.x, x[4 * c + 2 * i + 1] * factor.y);
+    });
+    pack_sums<__half>(residual, x, 1.0f);
+    ptx::fence_registers(residual);
+    ptx::fence_registers(left);
+    float(&out)[32] = x;  // no registers are left for others
+    issue_rows(out, stage(at.index));
+    ptx::fence_registers(left);
+    ptx::fence_registers(state);
+    ptx::wgmma_fence();
+    issue_mirrored_update<kBlocks>(state, left, stage(at.index) + Shared::kKey);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(out);
+    fence_rounded();
+    scale_mirrored(out, small().units[at.index].read_state(), lane);
+    ptx::fence_registers(out);
+    ptx::fence_registers(residual);
+    if constexpr (std::is_same_v<Element, __half>) {  // else ptxas finds too few registers, and waits for each wgmma
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(state);
+    }
+    ptx::wgmma_fence();
+    issue_lower(out, residual, pairs_tile(n));
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(state);
+    ptx::fence_registers(left);
+    round_state();
+    fence_rounded();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(out);
+    ptx::fence_registers(residual);
+    pack_output(out, at);
+    arrive_warp(&small().empty[at.index], lane);
+    if (++n == p.chunks) break;
+    at.advance(Shared::kStages);
+    read_keys(n, at);
+  }
+  store_output(p.chunks - 1);
+  if (p.last) {
+    scale_state(unit);
+    each([&](float& number, int64_t place, bool there) {
+      if (there) p.last[place] = number;
+    });
+  }
+  if (lane == 0) ptx::bulk_wait<0>();
+}
+
+}  // namespace lethe::matrix_state

@@ -1,0 +1,269 @@
+#pragma once
+// What a CTA of delta_sweep.cuh does beside its state where W and P are tiles (delta_sweep_tiles.cuh).
+//
+//   a warp         gates and strengths of a chunk, before its stage is empty; then its tiles                → full
+//   two warps      measure the rows of V, make those of K float16                                          → values, rows
+//   a warpgroup    measures the rows of Q, which become float16 in registers; P; weighs P and W            → prepared
+//
+// In the tiles of K and Q, P and W blocks of 16 tokens lie the other way round, the last one first. So the sums that a step of a product with a lower
+// triangle adds to are the first ones, and blocks after the diagonal's are never read: a token without a number reaches no earlier block.
+
+#include "optimized/cuda/hopper/ptx/largest.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_sweep_roles.cuh"
+
+namespace lethe::matrix_state {
+
+/// Where a block of 16 tokens lies among four, or which one lies there.
+__device__ __forceinline__ constexpr int mirrored(int block) { return kWarps - 1 - block; }
+/// The token of a lane's first number in tile c of 8 columns.
+__device__ __forceinline__ int mirrored_token(int c, int lane) {
+  return 16 * mirrored(c / 2) + c % 2 * 8 + lane % 4 * 2;
+}
+
+/// Two numbers times a power of two, as float16. Those of bfloat16 are multiplied as a pair, which is exact but for what float16 has as 0.
+template <typename Element>
+__device__ __forceinline__ uint32_t divided_to_half(uint32_t word, float factor) {
+  if constexpr (std::is_same_v<Element, __half>) return scaled_to_half<Element>(word, factor);
+  const uint32_t bits = __float_as_uint(factor), factors = __byte_perm(bits, bits, 0x3232);
+  const float2 pair = unpack<Element>(word_of(__hmul2(pair_of<Element>(word), pair_of<Element>(factors))));
+  return pack<__half>(pair.x, pair.y);
+}
+
+/// The largest numbers of a lane's parts of two rows, a panel at a time.
+template <typename Element, int kPanels>
+__device__ __forceinline__ float2 largest_of_rows(uint32_t first, uint32_t second) {
+  uint32_t most[2] = {};
+#pragma unroll 1
+  for (int panel = 0; panel < kPanels; ++panel, first += kPanel, second += kPanel)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 x[2] = {ptx::load_words(at_piece(first, i)), ptx::load_words(at_piece(second, i))};
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        for (const uint32_t word : {x[e].x, x[e].y, x[e].z, x[e].w})
+          most[e] = ptx::larger_magnitudes<Element>(most[e], word);
+    }
+  return {largest_of_two_lanes<Element>(pair_of<Element>(most[0] & 0x7fff7fffu)),
+          largest_of_two_lanes<Element>(pair_of<Element>(most[1] & 0x7fff7fffu))};
+}
+
+template <typename Element>
+__device__ __forceinline__ uint4 divided_to_half(const uint4& x, float factor) {
+  return {divided_to_half<Element>(x.x, factor), divided_to_half<Element>(x.y, factor),
+          divided_to_half<Element>(x.z, factor), divided_to_half<Element>(x.w, factor)};
+}
+
+/// A warp's rows of products with mirrored keys, times the gates between them, up to the diagonal's block; after a cut what it hides is 0.
+__device__ __forceinline__ void weigh_pairs_by_gates(float (&sums)[32], const ChunkGates& gates, int block, int lane) {
+  const int i0 = 16 * block + lane / 4;
+  const float sum[2] = {gates.sum[i0], gates.sum[i0 + 8]};
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    if (k > block) break;
+#pragma unroll
+    for (int c = 2 * mirrored(k); c < 2 * mirrored(k) + 2; ++c) {
+      const float2 before = *reinterpret_cast<const float2*>(&gates.sum[mirrored_token(c, lane)]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[4 * c + e] *= exp2_approximate(sum[e / 2] - (e % 2 ? before.y : before.x));
+    }
+  }
+  if (gates.first_seen[kChunk - 1] == 0) return;
+  const int first_seen[2] = {gates.first_seen[i0], gates.first_seen[i0 + 8]};
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (mirrored_token(c, lane) + e % 2 < first_seen[e / 2]) sums[4 * c + e] = 0.0f;
+}
+
+/// Numbers of a head's tokens in turn, of which a lane has two of each 64; 0 after the end of the sequence.
+struct TokenNumbers {
+  const float* at;
+  int64_t stride;
+
+  __device__ __forceinline__ TokenNumbers(const Gates& from, int64_t b, int64_t h, int lane)
+      : at(from.log_forget + b * from.batch_stride + h * from.head_stride + 2 * lane * from.token_stride),
+        stride(from.token_stride) {}
+
+  /// `left`: tokens from the lane's first one on.
+  __device__ __forceinline__ float2 next(int64_t left) {
+    const float2 pair{left > 0 ? load_global(at) : 0.0f, left > 1 ? load_global(at + stride) : 0.0f};
+    at += kChunk * stride;
+    return pair;
+  }
+};
+
+/// A warp: until chunk n's W is there, as wait_for_solution(), but lanes look at 32 chunks at once. `known`: so many are there.
+__device__ __forceinline__ void wait_for_solutions(const int32_t* ready, int n, int chunks, int& known, int lane) {
+  if (n < known) return;
+  const int32_t* const own = ready + min(n + lane, chunks - 1);
+  unsigned missing;
+  while ((missing = ~__ballot_sync(kAllLanes, ptx::load_acquire(own) != 0)) & 1) __nanosleep(40);
+  __syncwarp();
+  known = missing ? n + __ffs(missing) - 1 : n + 32;
+  ptx::fence_async_global();
+}
+
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::load_early() const {
+  const bool gated = p.gate.log_forget != nullptr;
+  DeltaTokens& early = *reinterpret_cast<DeltaTokens*>(memory + Shared::kEarly);
+  TokenNumbers gates(p.gate, b, h, lane), strengths(p.beta, b, h, lane);
+  int64_t left = p.length - 2 * lane;
+  const auto read = [&](float2& gate, float2& beta) {
+    if (gated) gate = gates.next(left);
+    beta = strengths.next(left);
+    left -= kChunk;
+  };
+  float2 gate{}, beta;
+  read(gate, beta);
+  if (!p.ready) wait_for_previous_kernel();
+  int known = 0;  // chunks that are solved
+  ptx::RingPosition at;
+  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+    // `entry` is of the reverse.
+    if (gated || n == 0) prepare_gates(early.gates, {gate.x, gate.y, -HUGE_VALF}, 1.0f, 1.0f, false, lane);
+    *reinterpret_cast<float2*>(&early.beta[2 * lane]) = beta;
+    read(gate, beta);
+    if (p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
+    ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+    if (lane == 0) copy(n, at.index);
+    copy_tokens(small().tokens[at.index], early, lane);
+    arrive_warp(&small().full[at.index], lane);
+  }
+  if (p.ready) end_after_previous_kernel();
+}
+
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::divide_keys(int half) const {
+  const int row = 16 * half + lane % 16, other = 16 * mirrored(half) + lane % 16;  // these change places
+  const uint32_t first = tile_piece(row, lane / 16 * 4), second = tile_piece(other, lane / 16 * 4);
+  ptx::RingPosition at;
+  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+    DeltaTokenUnits& units = small().units[at.index];
+    const uint32_t tiles = ptx::shared_address(stage(at.index)), value = tiles + Shared::kValue;
+    ptx::mbarrier_wait(&small().full[at.index], at.parity);
+    const float2 of_values = largest_of_rows<Element, kGroups>(value + first, value + second);
+    units.largest_value[row] = of_values.x, units.largest_value[other] = of_values.y;
+    arrive_warp(&small().values[at.index], lane);
+    const float* const unit = solved(at.index).key_unit;
+    const float factor[2] = {reciprocal_of_power(unit[row]), reciprocal_of_power(unit[other])};
+    uint32_t key = tiles + Shared::kKey;
+#pragma unroll 1
+    for (int panel = 0; panel < kBlocks; ++panel, key += kPanel)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t to[2] = {at_piece(key + first, i), at_piece(key + second, i)};
+        const uint4 x = ptx::load_words(to[0]), y = ptx::load_words(to[1]);
+        ptx::store_words(to[1], divided_to_half<Element>(x, factor[0]));
+        ptx::store_words(to[0], divided_to_half<Element>(y, factor[1]));
+      }
+    ptx::fence_async_shared();
+    arrive_warp(&small().rows[at.index], lane);
+  }
+}
+
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::prepare_tiles() const {
+  const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // as in prepare()
+  const bool gated = p.gate.log_forget != nullptr;
+  const int g = lane / 4, t = lane % 4, i0 = 16 * block + g;
+  const uint32_t diagonal = (2 * t <= g ? 0xffffu : 0) | (2 * t < g ? 0xffff0000u : 0);  // of 8 × 8 numbers
+  ptx::RingPosition at;
+  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+    char* const tiles = stage(at.index);
+    DeltaTokens& tokens = small().tokens[at.index];
+    SolvedChunk& chunk = solved(at.index);
+    ptx::mbarrier_wait(&small().full[at.index], at.parity);
+    uint32_t queries[kBlocks][16];
+    float unit[2];
+    {
+      const uint32_t rows = rows_address(ptx::shared_address(tiles), block, lane);
+      const uint32_t to = rows_address(ptx::shared_address(tiles), mirrored(block), lane);
+      const auto place = [&](uint32_t of, int i) { return at_piece(of, 2 * (i % 4)) + i / 4 * kPanel; };
+      const auto four = [&](int i) -> uint32_t(&)[4] {
+        return reinterpret_cast<uint32_t(&)[4]>(queries[i / 4][4 * (i % 4)]);
+      };
+      uint32_t most[2] = {};
+#pragma unroll
+      for (int i = 0; i < 4 * kBlocks; ++i) ptx::load_matrices(four(i), place(rows, i));
+#pragma unroll
+      for (int i = 0; i < 16 * kBlocks; ++i)
+        most[i % 2] = ptx::larger_magnitudes<Element>(most[i % 2], queries[i / 16][i % 16]);
+      uint32_t both =
+          ptx::larger_magnitudes<Element>(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2)
+        both = ptx::larger_magnitudes<Element>(both, __shfl_xor_sync(kAllLanes, both, step));
+      const float2 largest = unpack<Element>(both & 0x7fff7fffu);
+      unit[0] = power_of_two_below(largest.x), unit[1] = power_of_two_below(largest.y);
+      const float factor[2] = {reciprocal_of_power(unit[0]), reciprocal_of_power(unit[1])};
+      ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // all rows are in registers
+#pragma unroll
+      for (int i = 0; i < 4 * kBlocks; ++i) {
+        uint32_t(&words)[4] = four(i);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) words[e] = divided_to_half<Element>(words[e], factor[e % 2]);
+        ptx::store_matrices(place(to, i), words[0], words[1], words[2], words[3]);
+      }
+    }
+    ptx::mbarrier_wait(&small().rows[at.index], at.parity);
+    float sums[32];
+    ptx::undefined(sums);
+    ptx::fence_registers(sums);
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(queries[m]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+      issue_product<__half, ptx::Major::kK>(sums, queries[m], tiles + Shared::kKey + m * kPanel, m > 0);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(sums);
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(queries[m]);
+    if (gated) weigh_pairs_by_gates(sums, tokens.gates, block, lane);
+    ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
+    {  // P's row of blocks
+      const uint32_t rows = rows_address(ptx::shared_address(pairs_tile(n)), mirrored(block), lane);
+      const float* const factors = small().units[at.index].of_pair();
+      const uint16_t* const of_state = small().of_state[n % 2];
+      const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
+#pragma unroll
+      for (int k = 0; k < kWarps; ++k) {
+        if (k > block) break;
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* const x = &sums[8 * mirrored(k) + 2 * i];
+          const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * k + 8 * (i / 2) + 2 * t]);
+          words[i] = pack<__half>(x[0] * factor.x * outer[i % 2], x[1] * factor.y * outer[i % 2]);
+        }
+        if (k == block) words[0] &= diagonal, words[2] = 0, words[3] &= diagonal;
+        ptx::store_matrices(at_piece(rows, 2 * mirrored(k)), words[0], words[1], words[2], words[3]);
+      }
+      if (t == 0) out_unit(chunk)[i0] *= unit[0], out_unit(chunk)[i0 + 8] *= unit[1];
+    }
+    {  // W's, of which a warp has many where of P's it has few
+      const int last = mirrored(block), row = 16 * last + g;
+      const uint32_t rows = rows_address(ptx::shared_address(inverse_tile(n)), block, lane);
+      const float* const reciprocal = tokens.reciprocal();
+      const float outer[2] = {-chunk.unit[row] * reciprocal[row], -chunk.unit[row + 8] * reciprocal[row + 8]};
+      const auto factor = [&](int column) {
+        const float2 x = *reinterpret_cast<const float2*>(&reciprocal[column + 2 * t]);
+        return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
+      };
+      const uint4* const blocks = chunk.inverse + 32 * lower_block(last, 0) + lane;
+#pragma unroll 1
+      for (int k = 0; k <= last; ++k) {
+        uint32_t left[4];
+        weigh_block(left, blocks[32 * k], factor(16 * k), factor(16 * k + 8), outer);
+        ptx::store_matrices(at_piece(rows, 2 * mirrored(k)), left[0], left[1], left[2], left[3]);
+      }
+    }
+    ptx::fence_async_shared();
+    arrive_warp(&small().prepared[at.index], lane);
+  }
+}
+
+}  // namespace lethe::matrix_state

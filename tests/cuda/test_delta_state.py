@@ -230,8 +230,11 @@ class LeftStates(unittest.TestCase):
                 row_tiles, column_tiles, chunks = -(-rows // 64), -(-columns // 64), -(-length // 64)
                 self.assertEqual(left.shape, (1, 2, chunks * (5120 + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4))))
                 self.assertEqual(none.numel(), 0)
+                of_another_kernel = 2 if rows > 64 and columns > 64 else 0  # values and last state of a forward that leaves nothing
+                for found, alone in zip(read[:of_another_kernel], without):
+                    self.assertLessEqual((found.double() - alone.double()).norm(), 2 * BUDGET[dtype] * alone.double().norm())
                 for i, (found, computed) in enumerate(zip(read, without)):
-                    self.assertTrue(torch.equal(found, computed), i)
+                    self.assertTrue(i < of_another_kernel or torch.equal(found, computed), i)
                 self.assertFalse(torch.equal(zeroed[2], read[2]), "what the forward left was not read")
 
     def test_are_the_same_every_time_and_nothing_is_left_of_one_chunk(self):

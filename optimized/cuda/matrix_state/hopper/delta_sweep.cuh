@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(DeltaSweepShared<kBlocks, kGroups>::kThreads,
   extern __shared__ __align__(1024) char memory[];
   const int warp = ptx::in_uniform_register(threadIdx.x / 32), ctas = delta_ctas(p.columns, kGroups),
             head = static_cast<int>(blockIdx.x) / ctas, own = static_cast<int>(threadIdx.x % 32),
-            lane = __shfl_sync(kAllLanes, own, own),  // held: see products.cuh
+            lane = kSweepsByTiles<kBlocks, kGroups, kReads, kKeeps> ? own : __shfl_sync(kAllLanes, own, own),  // held, where there are registers: products.cuh
       b = head / p.heads, h = head % p.heads, tile = static_cast<int>(blockIdx.x) % ctas * kGroups;
   const DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps> call{p, memory, warp % kWarps, lane, b, h, head, tile};
   using Roles = std::conditional_t<kSweepsByTiles<kBlocks, kGroups, kReads, kKeeps>, DeltaTilesShared<kBlocks, kGroups>, Shared>;

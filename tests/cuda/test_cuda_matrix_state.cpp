@@ -30,10 +30,12 @@ Problem drawn(int64_t count, uint64_t seed) {
   return random_problem({.query_length = count, .key_length = count}, Dtype::kFloat32, lethe::Gate::kInitial, seed);
 }
 Numbers normal(int64_t count, uint64_t seed) { return drawn(count, seed).query; }
-// Of a mean near e^(−1/64): what one chunk hands to the next counts.
-Numbers log_gates(int64_t count, uint64_t seed) {
-  Numbers gates = drawn(count, seed).log_forget;
-  for (double& gate : gates) gate = static_cast<float>(gate / 48);
+// [B, T, H, columns]: in every second head of a mean near e^(−1/64), so that what one chunk hands to the next counts; in the others of some 0.87, so that a
+// gate that is left out does.
+Numbers log_gates(int64_t tokens, int64_t columns, uint64_t seed) {
+  Numbers gates = drawn(tokens * columns, seed).log_forget;
+  for (size_t i = 0; i < gates.size(); ++i)
+    gates[i] = static_cast<float>(gates[i] / (static_cast<int64_t>(i) / columns % kHeads % 2 ? 6 : 48));
   return gates;
 }
 
@@ -50,8 +52,8 @@ struct Inputs {
     state = normal(call.all_heads() * call.rows * columns, 5);
     grad_state = normal(call.all_heads() * call.rows * columns, 6);
     if (call.form.key_gate != Gate::kNone)
-      key_gate = log_gates(tokens * (call.form.key_gate == Gate::kKey ? call.rows : 1), 7);
-    if (call.form.value_gate) value_gate = log_gates(tokens * call.columns, 8);
+      key_gate = log_gates(tokens, call.form.key_gate == Gate::kKey ? call.rows : 1, 7);
+    if (call.form.value_gate) value_gate = log_gates(tokens, call.columns, 8);
     if (!call.states)
       for (Numbers* none : {&state, &grad_state}) none->clear();
     if (call.form.normalize)

@@ -74,9 +74,9 @@ std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at
 ///          beside q, k and v of 288 MiB. Other calls save their inputs alone. On compute capability 9.0 a call needs 5.9 KB for each 64 tokens of a
 ///          head meanwhile. With a gate a row, on tensor cores, a backward has up to 106 KB for each 64 tokens instead, and a forward up to 71 KB for
 ///          those of two windows (optimized/cuda/README.md)
-/// numerics as gated_state; but where a derivative is recorded as above, another kernel has the values: equal calls have equal bits among those that
-/// record one
-///          and among those that don't, and gradients have the same bits whether or not anything was saved
+/// numerics as gated_state; but with more than 64 rows and more than 64 columns another kernel has the values where a derivative is recorded as
+///          above: equal calls have equal bits among those that record one and among those that don't, and gradients have the same bits whether or
+///          not anything was saved. A value or key that is no number may reach outputs up to 15 tokens before it
 std::tuple<at::Tensor, at::Tensor> delta_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const at::Tensor& beta,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,

@@ -87,12 +87,20 @@ class Units(unittest.TestCase):
                     self.assertTrue(torch.equal(once * 2.0 ** power, times))
 
     def test_keys_times_a_power_of_two_and_strengths_over_its_square_give_results_over_it(self):
-        for (rows, columns), power in itertools.product(SIZES, (-6, 9)):
+        for (rows, columns), power in itertools.product(SIZES, (-6, 9, 32)):
             with self.subTest(rows=rows, columns=columns, power=power):
                 given = delta_problem(torch.bfloat16, rows=rows, columns=columns)
                 scaled = given | {"key": given["key"] * 2.0 ** power, "beta": given["beta"] * 4.0 ** -power, "state": given["state"] * 2.0 ** -power}
                 for once, times in zip(run(given, DEVICE), run(scaled, DEVICE)):
                     self.assertTrue(torch.equal(once * 2.0 ** -power, times))
+
+    def test_an_infinite_value_reaches_no_earlier_block_of_16_tokens(self):
+        for dtype, (rows, columns), gated in itertools.product((torch.bfloat16, torch.float16), (*SIZES, (96, 72)), (False, True)):
+            with self.subTest(dtype=dtype, rows=rows, columns=columns, gated=gated):
+                given = delta_problem(dtype, rows=rows, columns=columns)
+                changed = given | {"value": given["value"].clone()}
+                changed["value"][:, 100:] = torch.inf
+                self.assertTrue(torch.equal(run(given, DEVICE, gated)[0][:, :96], run(changed, DEVICE, gated)[0][:, :96]))
 
     def test_keep_the_budget_after_large_tokens(self):
         for (rows, columns), dtype, cut in itertools.product(SIZES, (torch.bfloat16, torch.float16), (False, True)):

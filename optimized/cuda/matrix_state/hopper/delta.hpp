@@ -6,7 +6,7 @@
 
 namespace lethe::matrix_state {
 
-/// All chunks are solved at once, a CTA each; then a CTA sweeps a head and 64 columns of its state, or 128 of one of more than 64 rows. The bits of a head
+/// All chunks are solved at once, a warp each; then a CTA sweeps a head and 64 columns of its state, or 128 of one of more than 64 rows. The bits of a head
 /// don't depend on the number of heads, nor those of a token on later ones. Products of float16 operands times powers of two, sums in float. Where
 /// `kept_states` are wanted the sweep leaves what the next call does, with the same bits.
 void delta_forward_by_warpgroups(const MatrixStateForward& arguments);

@@ -252,11 +252,8 @@ struct ChunkSolver {
     if (p.gate.log_forget)
       prepare_gates<false>(own.gates, {own.gate[2 * lane], own.gate[2 * lane + 1], 0.0f}, 1.0f, 1.0f, false, lane);
     float2& negative = reinterpret_cast<float2*>(own.negative())[lane];
-    {
-      constexpr float kLeast = 0x1p-60f;  // W is what L has over β
-      const float2 beta = reinterpret_cast<const float2*>(own.beta)[lane];
-      negative = {fabsf(beta.x) < kLeast ? -kLeast : -beta.x, fabsf(beta.y) < kLeast ? -kLeast : -beta.y};
-    }
+    const float2 beta = reinterpret_cast<const float2*>(own.beta)[lane];
+    negative = {-beta.x, -beta.y};
     __syncwarp();
     ptx::mbarrier_wait(&own.full, parity);
     Triangle w;
@@ -269,6 +266,16 @@ struct ChunkSolver {
         to.key_unit[token + 8 * half] = unit[half];
         if (transposed) own.key_unit()[token + 8 * half] = unit[half];
       }
+    }
+    if (transposed) {  // W is what L has over β, which therefore has a least size: times the squares of keys it shows nowhere
+      __syncwarp();
+      const auto limited = [](float factor, float unit) {
+        const float over = reciprocal_of_power(fmaxf(unit, 1.0f)), least = fmaxf(0x1p-60f * over * over, 0x1p-126f);
+        return fabsf(factor) < least ? -least : factor;
+      };
+      const float2 unit = reinterpret_cast<const float2*>(own.key_unit())[lane];
+      negative = {limited(negative.x, unit.x), limited(negative.y, unit.y)};
+      __syncwarp();
     }
     weigh(w);
 #pragma unroll

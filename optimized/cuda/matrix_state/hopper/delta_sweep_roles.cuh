@@ -150,7 +150,7 @@ struct DeltaSweep {
       const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
                                        small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale,
                                        [&] {
-                                         if constexpr (kTiles) return float2{1.0f, 1.0f};  // what prepares multiplies
+                                         if constexpr (kTiles || !kReads) return float2{1.0f, 1.0f};  // what prepares tiles multiplies
                                          if constexpr (kReads) ptx::mbarrier_wait(&small().rows[at.index], at.parity);
                                          return own_pair(small().units[at.index].query_unit, lane);
                                        },

@@ -3,8 +3,8 @@
 // are tiles, so that all products are wgmma.
 //
 //   product                      meanwhile
-//   Sᵀ Kᵀ                        O of the chunk before leaves; S is measured
-//   Xᵀ (W β)ᵀ                    S is scaled
+//   Sᵀ Kᵀ                        O of the chunk before leaves; S is measured and scaled
+//   Xᵀ (W β)ᵀ                    –
 //   Sᵀ Qᵀ, then (D_C β R)ᵀ K     γ Sᵀ Qᵀ
 //   Rᵀ (P β)ᵀ, after these       S of the next chunk is rounded
 

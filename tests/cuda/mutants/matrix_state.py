@@ -36,7 +36,7 @@ MUTANTS = generated(
     ("vector_sides_whole_heads", "HeadGradient::step", "gates[e / 2] * gates[2 + 2 * n + e % 2]", swapped("gates[e / 2] *", "")),
     ("vector_side_states_unit", "SideStates::forward", "units[0] * units[2]", swapped("units[2]", "units[0]")),
     ("vector_side_states_decay", "SideStates::back", "now[i].gates[e / 2] * now[i].gates[2 + 2 * n + e % 2]", swapped("now[i].gates[e / 2] *", "")),
-    ("delta_solve_strength", "ChunkSolver", "fabsf(beta.y) < kLeast ? -kLeast : -beta.y", swapped("-beta.y", "-1.0f")),
+    ("delta_solve_strength", "ChunkSolver", "negative = {-beta.x, -beta.y};", swapped("-beta.y", "-1.0f")),
     ("delta_solve_across", "ChunkSolver", "across = Parts(block(1, 0)).transposed();", swapped(".transposed()", "")),
     ("delta_sweep_decay", "prepare_units", "tokens.gates.total * unit * next_reciprocal", swapped("tokens.gates.total * unit", "unit")),
     ("delta_sweep_triangle", "add_triangle", "int i = k; i < kWarps; ++i", swapped("int i = k;", "int i = k + 1;")),

@@ -30,7 +30,7 @@ Problem drawn(int64_t count, uint64_t seed) {
   return random_problem({.query_length = count, .key_length = count}, Dtype::kFloat32, lethe::Gate::kInitial, seed);
 }
 Numbers normal(int64_t count, uint64_t seed) { return drawn(count, seed).query; }
-// [B, T, H, columns]: in every second head of a mean near e^(−1/64), so that what one chunk hands to the next counts; in the others of some 0.87, so that a
+// [B, T, H, columns]: in every second head of a mean near e^(−1/64), so that what one chunk hands to the next counts; in the others near e^(−1/8), so that a
 // gate that is left out does.
 Numbers log_gates(int64_t tokens, int64_t columns, uint64_t seed) {
   Numbers gates = drawn(tokens * columns, seed).log_forget;

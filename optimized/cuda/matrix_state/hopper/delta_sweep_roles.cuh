@@ -46,6 +46,28 @@ struct DeltaSweep {
     else sweep_values(group);
   }
   __device__ __forceinline__ void sweep_values(int group) const;  // delta_sweep_values.cuh
+  /// A lane's numbers of Sᵀ: of a warp's 16 columns, all rows.
+  using State = float[32 * kBlocks];
+  /// use(a number of the state, where it is in memory, whether it is there), of `columns` from `column`
+  template <typename Use>
+  __device__ __forceinline__ void each_number(State& state, int column, int columns, const Use& use) const {
+#pragma unroll
+    for (int i = 0; i < 32 * kBlocks; ++i) {
+      const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, c = 16 * block + lane / 4 + i / 2 % 2 * 8;
+      use(state[i], (int64_t{1} * head * p.rows + row) * p.columns + column + c, row < p.rows && c < columns);
+    }
+  }
+  __device__ __forceinline__ static void scale(State& state, float factor) {
+#pragma unroll
+    for (int i = 0; i < 32 * kBlocks; ++i) state[i] *= factor;
+  }
+  /// Of the state before chunk n.
+  __device__ __forceinline__ void measure(const State& state, int group, int n) const {
+    const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state));
+    if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
+    arrive_warp(&small().measured[n % 2], lane);
+  }
+
   // Where W and P are tiles: delta_tiles_roles.cuh, delta_sweep_tiles.cuh
   __device__ __forceinline__ void sweep_tiles(int group) const;
   __device__ __forceinline__ void load_early() const;

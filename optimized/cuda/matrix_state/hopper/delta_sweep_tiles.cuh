@@ -58,24 +58,12 @@ __device__ __forceinline__ void scale_mirrored(float (&sums)[32], const float* f
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::sweep_tiles(int group) const {
   const int column = 64 * (tile + group), columns = min(64, p.columns - column);
-  float state[32 * kBlocks];                // divided by the units of weigh()
-  const auto each = [&](const auto& use) {  // as in sweep_values()
-#pragma unroll
-    for (int i = 0; i < 32 * kBlocks; ++i) {
-      const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, c = 16 * block + lane / 4 + i / 2 % 2 * 8;
-      use(state[i], (int64_t{1} * head * p.rows + row) * p.columns + column + c, row < p.rows && c < columns);
-    }
-  };
-  each([&](float& number, int64_t place, bool there) { number = p.initial && there ? p.initial[place] : 0.0f; });
-  const auto scale_state = [&](float factor) {
-#pragma unroll
-    for (int i = 0; i < 32 * kBlocks; ++i) state[i] *= factor;
-  };
-  const auto measure = [&](int n) {  // the state before chunk n
-    const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state));
-    if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
-    arrive_warp(&small().measured[n % 2], lane);
-  };
+  State state;  // divided by the units of weigh()
+  each_number(state, column, columns, [&](float& number, int64_t place, bool there) {
+    number = p.initial && there ? p.initial[place] : 0.0f;
+  });
+  const auto scale_state = [&](float factor) { scale(state, factor); };
+  const auto measure = [&](int n) { this->measure(state, group, n); };
   uint32_t rounded[kBlocks][16];
   const auto round_state = [&] {
 #pragma unroll
@@ -211,7 +199,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   store_output(p.chunks - 1);
   if (p.last) {
     scale_state(unit);
-    each([&](float& number, int64_t place, bool there) {
+    each_number(state, column, columns, [&](float& number, int64_t place, bool there) {
       if (there) p.last[place] = number;
     });
   }

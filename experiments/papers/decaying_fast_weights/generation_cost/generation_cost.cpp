@@ -49,7 +49,7 @@ Options options_of(const nlohmann::json& settings, const char* edition) {
           .contexts = table.at("contexts")};
 }
 
-constexpr double kRivalsBudget = 5;  ///< times ours: plain operations round scores and states to the type of their inputs
+constexpr double kRivalsBudget = 20;  ///< times ours: plain operations round scores and states to the type of their inputs
 
 /// Checks the values of a step's next call against the reference: a step with other values is an error and never timed.
 void check(const Step& step, const Rival& rival, int64_t context, torch::Dtype dtype) {

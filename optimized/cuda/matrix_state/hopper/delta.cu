@@ -117,9 +117,10 @@ void sweep(const DeltaSweepArguments& p, cudaStream_t stream) {
 }
 
 template <typename Element, bool kReads, bool kKeeps>
-void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, DeltaSweepArguments p,
+void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, DeltaTokens* tokens, DeltaSweepArguments p,
             cudaStream_t stream) {
-  const DeltaSolveArguments to_solve = solve_arguments(a, solved, p.arrays);
+  DeltaSolveArguments to_solve = solve_arguments(a, solved, p.arrays);
+  if (kSweepsByTiles<2, 2, kReads, kKeeps>) p.tokens = to_solve.tokens = tokens;
   if (p.rows <= 64) {
     constexpr int kTogether = DeltaSweepShared<1, 1>::kTogether;
     const int64_t sweeping = (int64_t{1} * p.all_heads * delta_ctas(p.columns, 1) + kTogether - 1) / kTogether;
@@ -134,10 +135,10 @@ void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, Delt
 }
 
 template <bool kReads, bool kKeeps>
-void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, const DeltaSweepArguments& p,
-            cudaStream_t stream) {
-  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kReads, kKeeps>(a, solved, ready, p, stream)
-                              : launch<__half, kReads, kKeeps>(a, solved, ready, p, stream);
+void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, DeltaTokens* tokens,
+            const DeltaSweepArguments& p, cudaStream_t stream) {
+  a.dtype == Dtype::kBFloat16 ? launch<__nv_bfloat16, kReads, kKeeps>(a, solved, ready, tokens, p, stream)
+                              : launch<__half, kReads, kKeeps>(a, solved, ready, tokens, p, stream);
 }
 
 template <typename Element, int kBlocks, int kGroups>
@@ -181,6 +182,11 @@ SolvedChunk* take_solved(Workspace& memory, const Shape& shape) {
 int32_t* take_ready(Workspace& memory, const Shape& shape) {
   return memory.take<int32_t>(heads_of(shape) * chunks_of(shape));
 }
+/// After that; of a sweep by tiles.
+DeltaTokens* take_tokens(Workspace& memory, const Shape& shape) {
+  const bool tiles = shape.key_dim > 64 && shape.value_dim > 64;
+  return tiles ? memory.take<DeltaTokens>(heads_of(shape) * chunks_of(shape)) : nullptr;
+}
 
 }  // namespace
 
@@ -188,6 +194,7 @@ size_t delta_warpgroup_workspace_bytes(const Shape& shape) {
   Workspace memory(nullptr);
   take_solved(memory, shape);
   take_ready(memory, shape);
+  take_tokens(memory, shape);
   return memory.bytes();
 }
 
@@ -198,10 +205,11 @@ void delta_forward_by_warpgroups(const MatrixStateForward& a) {
   p.maps[3] = Maps{a}.of_result(a.values, a.shape.value_dim);
   p.last = a.last_state;
   int32_t* const ready = take_ready(memory, a.shape);
-  if (!a.kept_states) return launch<true, false>(a, solved, ready, p, a.stream);
+  DeltaTokens* const tokens = take_tokens(memory, a.shape);
+  if (!a.kept_states) return launch<true, false>(a, solved, ready, tokens, p, a.stream);
   Workspace left(a.kept_states);
   p.arrays = take_left_arrays(left, a.shape, true);
-  launch<true, true>(a, solved, ready, p, a.stream);
+  launch<true, true>(a, solved, ready, tokens, p, a.stream);
 }
 
 void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& arrays, void* workspace,
@@ -210,7 +218,7 @@ void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& a
   SolvedChunk* const solved = take_solved(memory, in.shape);
   DeltaSweepArguments p = sweep_arguments(in, solved);
   p.arrays = arrays;
-  launch<false, true>(in, solved, nullptr, p, stream);
+  launch<false, true>(in, solved, nullptr, nullptr, p, stream);
 }
 
 void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {

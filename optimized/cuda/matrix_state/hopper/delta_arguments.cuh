@@ -14,6 +14,8 @@ struct alignas(16) SolvedChunk {
   float key_norm[kChunk];
 };
 
+struct DeltaTokens;
+
 /// W of all chunks, a warp each in turn; or beside the sweep (delta_solve_beside.cuh) those of a number of all heads together: all CTAs solve in turn, `rounds`
 /// times each warp; then the first `staying` ones go on, and leave the places of the others to the sweep.
 struct DeltaSolveArguments {
@@ -23,6 +25,7 @@ struct DeltaSolveArguments {
   int64_t length;
   int heads, chunks;    ///< chunks of a head
   SolvedChunk* solved;  ///< [B·H, chunks]
+  DeltaTokens* tokens;  ///< [B·H, chunks]: gates and strengths, for a sweep by tiles; null: not wanted
   uint4* transposed;    ///< Wᵀ as in DeltaArrays; null: not wanted
   int32_t* cleared;     ///< so many marks of DeltaArrays get 0
   unsigned marks;
@@ -40,6 +43,7 @@ struct DeltaSweepArguments {
   int64_t length;
   int heads, all_heads, chunks, rows, columns;  ///< all_heads: B·H
   const SolvedChunk* solved;
+  const DeltaTokens* tokens;  ///< as in DeltaSolveArguments
   const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
   float* last;              ///< the same; null: not wanted
   DeltaArrays arrays;       ///< where it keeps S and r for a backward, of a forward the keys' numbers too; R and dN̄

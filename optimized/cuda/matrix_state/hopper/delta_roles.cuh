@@ -13,6 +13,7 @@ template <int kBlocks, int kGroups>
 struct DeltaSweepRoles {
   static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1;
+  static constexpr int kFullArrivals = 1 + kArrivalsOfAWarp;  ///< that of the copies, and of a warp with gates and strengths
   /// Whether the loading warpgroup's first warps measure rows: they share a scheduler with the preparing ones of the first rows, which have least to do.
   static constexpr bool kDividesFirst = false;
   /// Of each thread at the launch, and of those of each warpgroup.
@@ -53,7 +54,7 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
   if (threadIdx.x == 0) {
     auto& small = call.small();
     for (int i = 0; i < Shared::kStages; ++i) {
-      ptx::mbarrier_init(&small.full[i], 1 + kArrivalsOfAWarp);
+      ptx::mbarrier_init(&small.full[i], Shared::kFullArrivals);
       if constexpr (requires { small.values; }) ptx::mbarrier_init(&small.values[i], 2 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.rows[i], 2 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.weighed[i], kArrivalsOfAWarp);

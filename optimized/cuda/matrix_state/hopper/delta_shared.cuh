@@ -8,8 +8,7 @@
 
 namespace lethe::matrix_state {
 
-/// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each. kTiles: W and P of two chunks are tiles (delta_sweep_tiles.cuh), and gates are
-/// prepared before their stage is empty.
+/// kBlocks: of 64 rows of the state. kGroups: of 64 columns, a warpgroup each. kTiles: W and P of two chunks are tiles (delta_sweep_tiles.cuh).
 template <int kBlocks, int kGroups, bool kTiles = false>
 struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   using DeltaSweepRoles<kBlocks, kGroups>::kStateWarps, DeltaSweepRoles<kBlocks, kGroups>::kTogether;
@@ -29,15 +28,15 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   };
   static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * (kTiles ? 1 : kBlocks) * kPanel,
                        kSolved = kPairs + (kTiles ? 4 * kPanel : 2 * kFragments),
-                       kSmall = kSolved + kStages * int{sizeof(SolvedChunk)}, kEarly = kSmall + int{sizeof(Small)};
-  static constexpr int kBytes = kEarly + (kTiles ? int{sizeof(DeltaTokens)} : 0);
+                       kSmall = kSolved + kStages * int{sizeof(SolvedChunk)};
+  static constexpr int kBytes = kSmall + int{sizeof(Small)};
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };
 
-/// With tiles.
+/// With tiles. Gates and strengths are copied.
 template <int kBlocks, int kGroups>
 struct DeltaTilesShared : DeltaSweepShared<kBlocks, kGroups, true> {
-  static constexpr int kLoadRegisters = 32, kPrepareRegisters = 96;
+  static constexpr int kLoadRegisters = 32, kPrepareRegisters = 96, kFullArrivals = 1;
 };
 
 }  // namespace lethe::matrix_state

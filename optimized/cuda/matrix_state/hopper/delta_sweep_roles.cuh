@@ -70,7 +70,7 @@ struct DeltaSweep {
 
   // Where W and P are tiles: delta_tiles_roles.cuh, delta_sweep_tiles.cuh
   __device__ __forceinline__ void sweep_tiles(int group) const;
-  __device__ __forceinline__ void load_early() const;
+  __device__ __forceinline__ void load_solved() const;
   __device__ __forceinline__ void divide_keys(int half) const;
   __device__ __forceinline__ void prepare_tiles() const;
 
@@ -78,16 +78,19 @@ struct DeltaSweep {
   __device__ __forceinline__ void copy(int n, int i) const {
     char* const to = stage(i);
     uint64_t* const full = &small().full[i];
-    ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk));
+    const int64_t chunk = int64_t{1} * head * p.chunks + n;
+    ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk) +
+                                          (kTiles ? sizeof(DeltaTokens) : 0));
     load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
     if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
     load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
-    ptx::load_run(&solved(i), &p.solved[int64_t{1} * head * p.chunks + n], sizeof(SolvedChunk), full);
+    ptx::load_run(&solved(i), &p.solved[chunk], sizeof(SolvedChunk), full);
+    if constexpr (kTiles) ptx::load_run(&small().tokens[i], &p.tokens[chunk], sizeof(DeltaTokens), full);
   }
 
   /// One warp.
   __device__ __forceinline__ void load() const {
-    if constexpr (kTiles) return load_early();
+    if constexpr (kTiles) return load_solved();
     const auto raw_of = [&](int n) {
       RawChunk raw;
       raw.load(p.gate, p.beta, p.length, b, h, first_of(n), lane);

@@ -1,7 +1,7 @@
 #pragma once
 // What a CTA of delta_sweep.cuh does beside its state where W and P are tiles (delta_sweep_tiles.cuh).
 //
-//   a warp         gates and strengths of a chunk, before its stage is empty; then its tiles                → full
+//   a warp         tiles of a chunk, W, gates and strengths, which the solve has left                       → full
 //   two warps      measure the rows of V, make those of K float16                                          → values, rows
 //   a warpgroup    measures the rows of Q, which become float16 in registers; P; weighs P and W            → prepared
 //
@@ -76,23 +76,6 @@ __device__ __forceinline__ void weigh_pairs_by_gates(float (&sums)[32], const Ch
       if (mirrored_token(c, lane) + e % 2 < first_seen[e / 2]) sums[4 * c + e] = 0.0f;
 }
 
-/// Numbers of a head's tokens in turn, of which a lane has two of each 64; 0 after the end of the sequence.
-struct TokenNumbers {
-  const float* at;
-  int64_t stride;
-
-  __device__ __forceinline__ TokenNumbers(const Gates& from, int64_t b, int64_t h, int lane)
-      : at(from.log_forget + b * from.batch_stride + h * from.head_stride + 2 * lane * from.token_stride),
-        stride(from.token_stride) {}
-
-  /// `left`: tokens from the lane's first one on.
-  __device__ __forceinline__ float2 next(int64_t left) {
-    const float2 pair{left > 0 ? load_global(at) : 0.0f, left > 1 ? load_global(at + stride) : 0.0f};
-    at += kChunk * stride;
-    return pair;
-  }
-};
-
 /// A warp: until chunk n's W is there, as wait_for_solution(), but lanes look at 32 chunks at once. `known`: so many are there.
 __device__ __forceinline__ void wait_for_solutions(const int32_t* ready, int n, int chunks, int& known, int lane) {
   if (n < known) return;
@@ -105,31 +88,14 @@ __device__ __forceinline__ void wait_for_solutions(const int32_t* ready, int n, 
 }
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
-__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::load_early() const {
-  const bool gated = p.gate.log_forget != nullptr;
-  DeltaTokens& early = *reinterpret_cast<DeltaTokens*>(memory + Shared::kEarly);
-  TokenNumbers gates(p.gate, b, h, lane), strengths(p.beta, b, h, lane);
-  int64_t left = p.length - 2 * lane;
-  const auto read = [&](float2& gate, float2& beta) {
-    if (gated) gate = gates.next(left);
-    beta = strengths.next(left);
-    left -= kChunk;
-  };
-  float2 gate{}, beta;
-  read(gate, beta);
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::load_solved() const {
   if (!p.ready) wait_for_previous_kernel();
   int known = 0;  // chunks that are solved
   ptx::RingPosition at;
   for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
-    // `entry` is of the reverse.
-    if (gated || n == 0) prepare_gates(early.gates, {gate.x, gate.y, -HUGE_VALF}, 1.0f, 1.0f, false, lane);
-    *reinterpret_cast<float2*>(&early.beta[2 * lane]) = beta;
-    read(gate, beta);
     if (p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
     ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
     if (lane == 0) copy(n, at.index);
-    copy_tokens(small().tokens[at.index], early, lane);
-    arrive_warp(&small().full[at.index], lane);
   }
   if (p.ready) end_after_previous_kernel();
 }

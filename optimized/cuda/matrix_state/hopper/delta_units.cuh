@@ -45,17 +45,19 @@ struct DeltaTokenUnits {
   __device__ float* read_state() { return largest_value; }  ///< γ and the unit of S, over σ
 };
 
-/// A warp: a chunk's gates and strengths, of which each lane has written those that it copies.
-__device__ __forceinline__ void copy_tokens(DeltaTokens& to, const DeltaTokens& from, int lane) {
-  const auto copy = [&](void* numbers, const void* copied, int i) {
-    static_cast<uint2*>(numbers)[i] = static_cast<const uint2*>(copied)[i];
+/// A warp: a chunk's gates, of which each lane has written those that it copies, and its own two strengths.
+__device__ __forceinline__ void copy_tokens(DeltaTokens& to, const ChunkGates& gates, float2 beta, int lane) {
+  const auto copy = [&](void* numbers, const void* copied) {
+    static_cast<uint2*>(numbers)[lane] = static_cast<const uint2*>(copied)[lane];
   };
-  copy(to.gates.sum, from.gates.sum, lane);
-  copy(to.gates.read, from.gates.read, lane);
-  copy(to.gates.write, from.gates.write, lane);
-  copy(to.gates.first_seen, from.gates.first_seen, lane);
-  copy(to.beta, from.beta, lane);
-  if (lane == 0) copy(&to.gates.total, &from.gates.total, 0);  // and `entry`
+  copy(to.gates.sum, gates.sum);
+  copy(to.gates.read, gates.read);
+  copy(to.gates.write, gates.write);
+  copy(to.gates.first_seen, gates.first_seen);
+  reinterpret_cast<float2*>(to.beta)[lane] = beta;
+  static_assert(sizeof(DeltaTokens) == 5 * sizeof to.beta + sizeof(float4));
+  if (lane < 2)  // the total, and what fills up 16 bytes
+    reinterpret_cast<float2*>(&to.gates.total)[lane] = lane == 0 ? float2{gates.total, 0.0f} : float2{};
 }
 
 /// A power of two by its upper 16 bits.

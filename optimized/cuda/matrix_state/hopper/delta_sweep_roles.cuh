@@ -71,6 +71,7 @@ struct DeltaSweep {
   // Where W and P are tiles: delta_tiles_roles.cuh, delta_sweep_tiles.cuh
   __device__ __forceinline__ void sweep_tiles(int group) const;
   __device__ __forceinline__ void load_solved() const;
+  __device__ __forceinline__ void measure_values(int half, int i) const;  // of stage i
   __device__ __forceinline__ void divide_keys(int half) const;
   __device__ __forceinline__ void prepare_tiles() const;
 
@@ -163,6 +164,7 @@ struct DeltaSweep {
       SolvedChunk& chunk = solved(at.index);
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
+      if constexpr (kTiles) measure_values(0, at.index);
       ptx::mbarrier_wait(&small().values[at.index], at.parity);
       const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
       if constexpr (kReads && kKeeps) keep_keys(n, chunk);

@@ -1,8 +1,9 @@
 #pragma once
 // What a CTA of delta_sweep.cuh does beside its state where W and P are tiles (delta_sweep_tiles.cuh).
 //
-//   a warp         tiles of a chunk, W, gates and strengths, which the solve has left                       → full
-//   two warps      measure the rows of V, make those of K float16                                          → values, rows
+//   a warp         tiles of a chunk, W, gates and strengths, which the solve has left; measures rows of V  → full, values
+//   two warps      make the rows of K float16                                                              → rows
+//   a warp         measures the other rows of V; units                                                     → values, weighed
 //   a warpgroup    measures the rows of Q, which become float16 in registers; P; weighs P and W            → prepared
 //
 // In the tiles of K and Q, P and W blocks of 16 tokens lie the other way round, the last one first. So the sums that a step of a product with a lower
@@ -96,8 +97,21 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     if (p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
     ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
     if (lane == 0) copy(n, at.index);
+    ptx::mbarrier_wait(&small().full[at.index], at.parity);
+    measure_values(1, at.index);
   }
   if (p.ready) end_after_previous_kernel();
+}
+
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::measure_values(int half,
+                                                                                                      int i) const {
+  const int row = 32 * half + lane % 16;
+  const uint32_t value = ptx::shared_address(stage(i)) + Shared::kValue, first = value + tile_piece(row, lane / 16 * 4);
+  DeltaTokenUnits& units = small().units[i];
+  const float2 largest = largest_of_rows<Element, kGroups>(first, first + kPanel / kWarps);
+  units.largest_value[row] = largest.x, units.largest_value[row + 16] = largest.y;
+  arrive_warp(&small().values[i], lane);
 }
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
@@ -106,15 +120,10 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   const uint32_t first = tile_piece(row, lane / 16 * 4), second = tile_piece(other, lane / 16 * 4);
   ptx::RingPosition at;
   for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
-    DeltaTokenUnits& units = small().units[at.index];
-    const uint32_t tiles = ptx::shared_address(stage(at.index)), value = tiles + Shared::kValue;
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
-    const float2 of_values = largest_of_rows<Element, kGroups>(value + first, value + second);
-    units.largest_value[row] = of_values.x, units.largest_value[other] = of_values.y;
-    arrive_warp(&small().values[at.index], lane);
     const float* const unit = solved(at.index).key_unit;
     const float factor[2] = {reciprocal_of_power(unit[row]), reciprocal_of_power(unit[other])};
-    uint32_t key = tiles + Shared::kKey;
+    uint32_t key = ptx::shared_address(stage(at.index)) + Shared::kKey;
 #pragma unroll 1
     for (int panel = 0; panel < kBlocks; ++panel, key += kPanel)
 #pragma unroll

@@ -38,7 +38,7 @@ MUTANTS = generated(
     ("vector_side_states_decay", "SideStates::back", "now[i].gates[e / 2] * now[i].gates[2 + 2 * n + e % 2]", swapped("now[i].gates[e / 2] *", "")),
     ("delta_solve_strength", "ChunkSolver", "negative = {-beta.x, -beta.y};", swapped("-beta.y", "-1.0f")),
     ("delta_solve_across", "ChunkSolver", "across = Parts(block(1, 0)).transposed();", swapped(".transposed()", "")),
-    ("delta_sweep_decay", "prepare_units", "tokens.gates.total * unit * next_reciprocal", swapped("tokens.gates.total * unit", "unit")),
+    ("delta_sweep_decay", "prepare_units", "= total * unit * next_reciprocal", swapped("total * unit", "unit")),
     ("delta_sweep_triangle", "add_triangle", "int i = k; i < kWarps; ++i", swapped("int i = k;", "int i = k + 1;")),
     ("delta_kept_unit", "DeltaSweep", "p.arrays.before_unit[kept] = unit;", swapped("= unit", "= 1.0f")),
     ("delta_back_sweep_decay", "DeltaBackSweep", "tokens.gates.total * unit * reciprocal_of_power(next)",

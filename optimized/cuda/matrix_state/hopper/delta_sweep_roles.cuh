@@ -123,10 +123,10 @@ struct DeltaSweep {
   /// A bound of the lengths of the state's columns by the largest number of chunk n's, of `unit`.
   __device__ __forceinline__ float bound_of(int n, float unit) const {
     constexpr float kRoot = kBlocks == 1 ? 8.0f : 11.5f;
-    float most = 0.0f;
+    float most[4] = {};
 #pragma unroll
-    for (int i = 0; i < Shared::kStateWarps; ++i) most = fmaxf(most, small().largest[n % 2][i]);
-    return most * unit * kRoot;
+    for (int i = 0; i < Shared::kStateWarps; ++i) most[i % 4] = fmaxf(most[i % 4], small().largest[n % 2][i]);
+    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) * unit * kRoot;
   }
 
   /// A warp: two of four blocks of rows. The values' first, which the units are found by.

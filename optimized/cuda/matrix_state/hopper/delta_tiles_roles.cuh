@@ -198,44 +198,65 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(queries[m]);
     if (gated) weigh_pairs_by_gates(sums, tokens.gates, block, lane);
+    // Of W a warp has a row of many blocks where of P it has one of few. So that it waits for memory once, it loads what it needs before it weighs a block, that
+    // of four where it has fewer, and of W before the units are known.
+    const int last = mirrored(block), row = 16 * last + g;
+    uint4 blocks[kWarps];
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) blocks[k] = chunk.inverse[32 * (lower_block(last, 0) + k) + lane];
+    const float of_rows[2] = {-chunk.unit[row], -chunk.unit[row + 8]};
     ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
-    {  // P's row of blocks
-      const uint32_t rows = rows_address(ptx::shared_address(pairs_tile(n)), mirrored(block), lane);
-      const float* const factors = small().units[at.index].of_pair();
-      const uint16_t* const of_state = small().of_state[n % 2];
-      const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
+    const float *const pairs = small().units[at.index].of_pair(), *const reciprocal = tokens.reciprocal();
+    const uint16_t* const of_state = small().of_state[n % 2];
+    const auto columns = [&](const float* numbers, int k, int i) {
+      return *reinterpret_cast<const float2*>(&numbers[16 * k + 8 * i + 2 * t]);
+    };
+    float2 factors[kWarps][2], reciprocals[2][2];
+    const auto load_reciprocals = [&](int first) {
 #pragma unroll
-      for (int k = 0; k < kWarps; ++k) {
-        if (k > block) break;
-        uint32_t words[4];
+      for (int k = 0; k < 2; ++k)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* const x = &sums[8 * mirrored(k) + 2 * i];
-          const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * k + 8 * (i / 2) + 2 * t]);
-          words[i] = pack<__half>(x[0] * factor.x * outer[i % 2], x[1] * factor.y * outer[i % 2]);
-        }
-        if (k == block) words[0] &= diagonal, words[2] = 0, words[3] &= diagonal;
-        ptx::store_matrices(at_piece(rows, 2 * mirrored(k)), words[0], words[1], words[2], words[3]);
-      }
-      if (t == 0) out_unit(chunk)[i0] *= unit[0], out_unit(chunk)[i0 + 8] *= unit[1];
-    }
-    {  // W's, of which a warp has many where of P's it has few
-      const int last = mirrored(block), row = 16 * last + g;
-      const uint32_t rows = rows_address(ptx::shared_address(inverse_tile(n)), block, lane);
-      const float* const reciprocal = tokens.reciprocal();
-      const float outer[2] = {-chunk.unit[row] * reciprocal[row], -chunk.unit[row + 8] * reciprocal[row + 8]};
-      const auto factor = [&](int column) {
-        const float2 x = *reinterpret_cast<const float2*>(&reciprocal[column + 2 * t]);
-        return float2{reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
-      };
-      const uint4* const blocks = chunk.inverse + 32 * lower_block(last, 0) + lane;
-#pragma unroll 1
-      for (int k = 0; k <= last; ++k) {
+        for (int i = 0; i < 2; ++i) reciprocals[k][i] = columns(reciprocal, first + k, i);
+    };
+    const float of_inverse[2] = {of_rows[0] * reciprocal[row], of_rows[1] * reciprocal[row + 8]},
+                of_pairs[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
+    load_reciprocals(0);
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) factors[k][i] = columns(pairs, k, i);
+    if (t == 0) out_unit(chunk)[i0] *= unit[0], out_unit(chunk)[i0 + 8] *= unit[1];
+    const uint32_t inverse_rows = rows_address(ptx::shared_address(inverse_tile(n)), block, lane),
+                   pair_rows = rows_address(ptx::shared_address(pairs_tile(n)), last, lane);
+    const auto weigh_two = [&](int first) {  // of W
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (first + k > last) break;
+        float2 factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          factor[i] = {reciprocal_of_power(reciprocals[k][i].x), reciprocal_of_power(reciprocals[k][i].y)};
         uint32_t left[4];
-        weigh_block(left, blocks[32 * k], factor(16 * k), factor(16 * k + 8), outer);
-        ptx::store_matrices(at_piece(rows, 2 * mirrored(k)), left[0], left[1], left[2], left[3]);
+        weigh_block(left, blocks[first + k], factor[0], factor[1], of_inverse);
+        ptx::store_matrices(at_piece(inverse_rows, 2 * mirrored(first + k)), left[0], left[1], left[2], left[3]);
       }
+    };
+    weigh_two(0);
+    load_reciprocals(2);
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) {
+      if (k > block) break;
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const x = &sums[8 * mirrored(k) + 2 * i];
+        const float2 factor = factors[k][i / 2];
+        words[i] = pack<__half>(x[0] * factor.x * of_pairs[i % 2], x[1] * factor.y * of_pairs[i % 2]);
+      }
+      if (k == block) words[0] &= diagonal, words[2] = 0, words[3] &= diagonal;
+      ptx::store_matrices(at_piece(pair_rows, 2 * mirrored(k)), words[0], words[1], words[2], words[3]);
     }
+    weigh_two(2);
     ptx::fence_async_shared();
     arrive_warp(&small().prepared[at.index], lane);
   }

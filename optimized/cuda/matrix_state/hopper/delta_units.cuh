@@ -120,7 +120,7 @@ __device__ __forceinline__ float growth_by(float forget, float beta, float norm)
 /// A warp: what a chunk makes of σ, which needs no state. `whole` is the chunk's, `earlier` that of the tokens before the lane's.
 struct DeltaChunkGrowth {
   float forget[2];  ///< gates of the lane's tokens
-  DeltaGrowth whole, earlier;
+  DeltaGrowth of_token[2], whole, earlier;
 
   __device__ __forceinline__ DeltaChunkGrowth(const DeltaTokens& tokens, const DeltaTokenUnits& units,
                                               const float* key_norm, int lane) {
@@ -128,7 +128,6 @@ struct DeltaChunkGrowth {
                  norms = own_pair(key_norm, lane), most = own_pair(units.largest_value, lane);
     const float beta[2] = {strength.x, strength.y}, norm[2] = {norms.x, norms.y}, largest[2] = {most.x, most.y};
     forget[0] = forgets.x, forget[1] = forgets.y;
-    DeltaGrowth of_token[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       of_token[i] = {growth_by(forget[i], beta[i], norm[i]), fabsf(beta[i]) * norm[i] * largest[i]};
@@ -145,7 +144,8 @@ __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUn
                                                const float* key_norm, uint16_t* of_state, float* out_unit,
                                                const DeltaChunkGrowth& growth, float before, float unit, float scale,
                                                const QueryUnits& query_units, int lane) {
-  const float next = delta_unit(growth.whole.after(before)), next_reciprocal = reciprocal_of_power(next);
+  const float next = delta_unit(growth.whole.after(before)), next_reciprocal = reciprocal_of_power(next),
+              total = tokens.gates.total;  // here, so that its load is not waited for alone
   const float2 strengths = own_pair(tokens.beta, lane), norms = own_pair(key_norm, lane),
                most = own_pair(units.largest_value, lane), keys = own_pair(key_unit, lane),
                reads = own_pair(tokens.gates.read, lane), writes = own_pair(tokens.gates.write, lane);
@@ -159,7 +159,7 @@ __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUn
   for (int i = 0; i < 2; ++i) {
     const float row = delta_unit(fmaxf(largest[i], norm[i] * (growth.forget[i] * bound)));
     reciprocal[i] = reciprocal_of_power(row);
-    bound = fmaxf(growth_by(growth.forget[i], beta[i], norm[i]) * bound, fabsf(beta[i]) * norm[i] * largest[i]);
+    bound = growth.of_token[i].after(bound);
     const float state = delta_unit(bound), state_reciprocal = reciprocal_of_power(state);
     pair[i] = key[i] * beta[i] * row;
     bits[i] = bits_of_power(state_reciprocal);
@@ -173,8 +173,9 @@ __device__ __forceinline__ float prepare_units(DeltaTokens& tokens, DeltaTokenUn
   store_pair(tokens.write(), weight, lane);
   store_pair(tokens.reciprocal(), reciprocal, lane);
   store_pair(units.read_state(), read_state, lane);
+  __syncwarp();  // all lanes have read the total
   if (lane == 0) {
-    tokens.decay() = tokens.gates.total * unit * next_reciprocal;
+    tokens.decay() = total * unit * next_reciprocal;
     tokens.after() = next;
   }
   const float2 queries = query_units();

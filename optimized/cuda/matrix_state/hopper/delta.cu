@@ -120,7 +120,7 @@ template <typename Element, bool kReads, bool kKeeps>
 void launch(const MatrixStateInput& a, SolvedChunk* solved, int32_t* ready, DeltaTokens* tokens, DeltaSweepArguments p,
             cudaStream_t stream) {
   DeltaSolveArguments to_solve = solve_arguments(a, solved, p.arrays);
-  if (kSweepsByTiles<2, 2, kReads, kKeeps>) p.tokens = to_solve.tokens = tokens;
+  p.tokens = to_solve.tokens = tokens;
   if (p.rows <= 64) {
     constexpr int kTogether = DeltaSweepShared<1, 1>::kTogether;
     const int64_t sweeping = (int64_t{1} * p.all_heads * delta_ctas(p.columns, 1) + kTogether - 1) / kTogether;
@@ -182,10 +182,9 @@ SolvedChunk* take_solved(Workspace& memory, const Shape& shape) {
 int32_t* take_ready(Workspace& memory, const Shape& shape) {
   return memory.take<int32_t>(heads_of(shape) * chunks_of(shape));
 }
-/// After that; of a sweep by tiles.
+/// After that; null where the sweep prepares gates.
 DeltaTokens* take_tokens(Workspace& memory, const Shape& shape) {
-  const bool tiles = shape.key_dim > 64 && shape.value_dim > 64;
-  return tiles ? memory.take<DeltaTokens>(heads_of(shape) * chunks_of(shape)) : nullptr;
+  return shape.key_dim > 64 ? memory.take<DeltaTokens>(heads_of(shape) * chunks_of(shape)) : nullptr;
 }
 
 }  // namespace
@@ -218,7 +217,7 @@ void delta_states_by_warpgroups(const MatrixStateInput& in, const DeltaArrays& a
   SolvedChunk* const solved = take_solved(memory, in.shape);
   DeltaSweepArguments p = sweep_arguments(in, solved);
   p.arrays = arrays;
-  launch<false, true>(in, solved, nullptr, nullptr, p, stream);
+  launch<false, true>(in, solved, nullptr, take_tokens(memory, in.shape), p, stream);
 }
 
 void delta_reverse_by_warpgroups(const MatrixStateBackward& a, const DeltaArrays& arrays, void* workspace) {

@@ -25,7 +25,7 @@ struct DeltaSolveArguments {
   int64_t length;
   int heads, chunks;    ///< chunks of a head
   SolvedChunk* solved;  ///< [B·H, chunks]
-  DeltaTokens* tokens;  ///< [B·H, chunks]: gates and strengths, for a sweep by tiles; null: not wanted
+  DeltaTokens* tokens;  ///< [B·H, chunks]: gates and strengths, of more than 64 rows
   uint4* transposed;    ///< Wᵀ as in DeltaArrays; null: not wanted
   int32_t* cleared;     ///< so many marks of DeltaArrays get 0
   unsigned marks;
@@ -44,12 +44,12 @@ struct DeltaSweepArguments {
   int heads, all_heads, chunks, rows, columns;  ///< all_heads: B·H
   const SolvedChunk* solved;
   const DeltaTokens* tokens;  ///< as in DeltaSolveArguments
-  const float* initial;     ///< [B, H, rows, columns] contiguous; null: zeros
-  float* last;              ///< the same; null: not wanted
-  DeltaArrays arrays;       ///< where it keeps S and r for a backward, of a forward the keys' numbers too; R and dN̄
-  const int32_t* ready;     ///< as in DeltaSolveArguments; null: all is solved before
-  const float* chunk_keys;  ///< back: ChunkKeys [B·H, chunks], of `solved` or what a forward left
-  int keys_stride;          ///< floats from one to the next
+  const float* initial;       ///< [B, H, rows, columns] contiguous; null: zeros
+  float* last;                ///< the same; null: not wanted
+  DeltaArrays arrays;         ///< where it keeps S and r for a backward, of a forward the keys' numbers too; R and dN̄
+  const int32_t* ready;       ///< as in DeltaSolveArguments; null: all is solved before
+  const float* chunk_keys;    ///< back: ChunkKeys [B·H, chunks], of `solved` or what a forward left
+  int keys_stride;            ///< floats from one to the next
 };
 
 /// The gradients inside all chunks: a CTA one and 64 columns of the keys.

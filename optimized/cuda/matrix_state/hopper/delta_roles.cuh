@@ -13,7 +13,7 @@ template <int kBlocks, int kGroups>
 struct DeltaSweepRoles {
   static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1;
-  static constexpr int kFullArrivals = 1 + kArrivalsOfAWarp;  ///< that of the copies, and of a warp with gates and strengths
+  static constexpr int kFullArrivals = 1 + kArrivalsOfAWarp;  ///< of the copies, and of a warp that prepares gates
   /// Whether the loading warpgroup's first warps measure rows: they share a scheduler with the preparing ones of the first rows, which have least to do.
   static constexpr bool kDividesFirst = false;
   /// Of each thread at the launch, and of those of each warpgroup.
@@ -45,6 +45,17 @@ __device__ __forceinline__ void wait_until_stored(uint64_t (&measured)[2], uint6
 /// A warp: until a chunk's W is there, of which a CTA of delta_solve_beside.cuh makes `ready` 1; what copies W may be of the asynchronous proxy.
 __device__ __forceinline__ void wait_for_solution(const int32_t* ready) {
   while (!__all_sync(~0u, ptx::load_acquire(ready) != 0)) __nanosleep(40);
+  ptx::fence_async_global();
+}
+
+/// A warp: until chunk n's W is there, as wait_for_solution(), but lanes look at 32 chunks at once. `known`: so many are there.
+__device__ __forceinline__ void wait_for_solutions(const int32_t* ready, int n, int chunks, int& known, int lane) {
+  if (n < known) return;
+  const int32_t* const own = ready + min(n + lane, chunks - 1);
+  unsigned missing;
+  while ((missing = ~__ballot_sync(kAllLanes, ptx::load_acquire(own) != 0)) & 1) __nanosleep(40);
+  __syncwarp();
+  known = missing ? n + __ffs(missing) - 1 : n + 32;
   ptx::fence_async_global();
 }
 

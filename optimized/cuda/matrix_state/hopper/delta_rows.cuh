@@ -1,6 +1,7 @@
 #pragma once
 // Rows of a chunk's tiles as float16 divided by powers of two, by a warp its 16; and their weighted triangles.
 
+#include "optimized/cuda/hopper/ptx/largest.cuh"
 #include "optimized/cuda/hopper/ptx/store_run.cuh"
 #include "optimized/cuda/matrix_state/delta_parts.cuh"
 
@@ -162,6 +163,24 @@ __device__ __forceinline__ float2 measure_rows(const RowPart<kPanels>& first, co
         most[e] = __hmax2(most[e], __habs2(pair_of<Element>(word)));
   }
   return {largest_of_two_lanes<Element>(most[0]), largest_of_two_lanes<Element>(most[1])};
+}
+
+/// The largest numbers of a lane's parts of two rows, a panel at a time: in fewer registers.
+template <typename Element, int kPanels>
+__device__ __forceinline__ float2 largest_of_rows(uint32_t first, uint32_t second) {
+  uint32_t most[2] = {};
+#pragma unroll 1
+  for (int panel = 0; panel < kPanels; ++panel, first += kPanel, second += kPanel)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 x[2] = {ptx::load_words(at_piece(first, i)), ptx::load_words(at_piece(second, i))};
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        for (const uint32_t word : {x[e].x, x[e].y, x[e].z, x[e].w})
+          most[e] = ptx::larger_magnitudes<Element>(most[e], word);
+    }
+  return {largest_of_two_lanes<Element>(pair_of<Element>(most[0] & 0x7fff7fffu)),
+          largest_of_two_lanes<Element>(pair_of<Element>(most[1] & 0x7fff7fffu))};
 }
 
 template <typename Element, int kPanels>

@@ -13,6 +13,8 @@ template <int kBlocks, int kGroups, bool kTiles = false>
 struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   using DeltaSweepRoles<kBlocks, kGroups>::kStateWarps, DeltaSweepRoles<kBlocks, kGroups>::kTogether;
   static constexpr bool kDividesFirst = true;
+  static constexpr bool kCopiesTokens = kBlocks == 2;  ///< gates and strengths, which the solve has left
+  static constexpr int kFullArrivals = kCopiesTokens ? 1 : 1 + kArrivalsOfAWarp;
   static constexpr int kLoadRegisters = 40, kStateRegisters = kBlocks == 1   ? 136
                                                               : kGroups == 1 ? 232
                                                                              : 192;
@@ -33,10 +35,10 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };
 
-/// With tiles. Gates and strengths are copied.
+/// With tiles.
 template <int kBlocks, int kGroups>
 struct DeltaTilesShared : DeltaSweepShared<kBlocks, kGroups, true> {
-  static constexpr int kLoadRegisters = 32, kPrepareRegisters = 96, kFullArrivals = 1;
+  static constexpr int kLoadRegisters = 32, kPrepareRegisters = 96;
 };
 
 }  // namespace lethe::matrix_state

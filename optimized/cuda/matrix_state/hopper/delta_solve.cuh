@@ -38,6 +38,7 @@ template <typename Element, int kBlocks, int kSolvers, bool kMarks>
 struct ChunkSolver {
   using Shared = SolveShared<kBlocks, kSolvers>;
   using Solver = typename Shared::Solver;
+  static constexpr bool kLeavesTokens = kBlocks == 2;
   /// The triangle's blocks, by lower_block().
   using Triangle = Block[kLowerBlocks];
   const DeltaSolveArguments& p;
@@ -68,9 +69,6 @@ struct ChunkSolver {
     /// Among those of all heads.
     __device__ int64_t index(const DeltaSolveArguments& p) const { return int64_t{head} * p.chunks + chunk; }
   };
-
-  /// Sweeps by tiles have more than 64 rows.
-  __device__ bool leaves_tokens() const { return kBlocks == 2 && p.tokens; }
 
   /// Begins to load a chunk: its keys; of its strengths and gates a lane the two that it reads itself.
   __device__ __forceinline__ void load(const At& at) const {
@@ -253,16 +251,15 @@ struct ChunkSolver {
     uint4* const transposed = p.transposed ? p.transposed + at.index(p) * (kLowerBlocks * 32) : nullptr;
     ptx::copies_wait<0>();
     __syncwarp();  // the chunk before has been read
-    const float2 beta = reinterpret_cast<const float2*>(own.beta)[lane];
     if (p.gate.log_forget) {
       const RawGates raw{own.gate[2 * lane], own.gate[2 * lane + 1], -HUGE_VALF};  // `entry` is of the reverse
-      leaves_tokens() ? prepare_gates(own.gates, raw, 1.0f, 1.0f, false, lane)
-                      : prepare_gates<false>(own.gates, raw, 1.0f, 1.0f, false, lane);
-    } else if (leaves_tokens()) {
+      prepare_gates<kLeavesTokens>(own.gates, raw, 1.0f, 1.0f, false, lane);
+    } else if constexpr (kLeavesTokens) {
       open_gates(own.gates, lane);
     }
-    if (leaves_tokens()) copy_tokens(p.tokens[at.index(p)], own.gates, beta, lane);
     float2& negative = reinterpret_cast<float2*>(own.negative())[lane];
+    const float2 beta = reinterpret_cast<const float2*>(own.beta)[lane];
+    if constexpr (kLeavesTokens) copy_tokens(p.tokens[at.index(p)], own.gates, beta, lane);
     negative = {-beta.x, -beta.y};
     __syncwarp();
     ptx::mbarrier_wait(&own.full, parity);
@@ -339,7 +336,7 @@ struct ChunkSolver {
   __device__ __forceinline__ void run() const {
     int number = order(0);
     if (number >= all()) return;
-    if (leaves_tokens() && !p.gate.log_forget) {  // what open_gates() leaves as it is
+    if (kLeavesTokens && !p.gate.log_forget) {  // what open_gates() leaves as it is
       reinterpret_cast<float2*>(own.gates.sum)[lane] = {};
       reinterpret_cast<int2*>(own.gates.first_seen)[lane] = {};
     }

@@ -18,6 +18,8 @@ struct DeltaSweep {
   static constexpr bool kTiles = kSweepsByTiles<kBlocks, kGroups, kReads, kKeeps>;
   using Shared = DeltaSweepShared<kBlocks, kGroups, kTiles>;
   static constexpr bool kBesideSolve = kReads;  ///< where `ready` may be given
+  /// Whether those that load and find units measure V's rows, since others are busy with those of Q or K.
+  static constexpr bool kMeasuresBeside = Shared::kCopiesTokens && kReads;
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
@@ -70,8 +72,6 @@ struct DeltaSweep {
 
   // Where W and P are tiles: delta_tiles_roles.cuh, delta_sweep_tiles.cuh
   __device__ __forceinline__ void sweep_tiles(int group) const;
-  __device__ __forceinline__ void load_solved() const;
-  __device__ __forceinline__ void measure_values(int half, int i) const;  // of stage i
   __device__ __forceinline__ void divide_keys(int half) const;
   __device__ __forceinline__ void prepare_tiles() const;
 
@@ -81,17 +81,49 @@ struct DeltaSweep {
     uint64_t* const full = &small().full[i];
     const int64_t chunk = int64_t{1} * head * p.chunks + n;
     ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk) +
-                                          (kTiles ? sizeof(DeltaTokens) : 0));
+                                          (Shared::kCopiesTokens ? sizeof(DeltaTokens) : 0));
     load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
     if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
     load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
     ptx::load_run(&solved(i), &p.solved[chunk], sizeof(SolvedChunk), full);
-    if constexpr (kTiles) ptx::load_run(&small().tokens[i], &p.tokens[chunk], sizeof(DeltaTokens), full);
+    if constexpr (Shared::kCopiesTokens) ptx::load_run(&small().tokens[i], &p.tokens[chunk], sizeof(DeltaTokens), full);
+  }
+
+  /// A warp: half the rows of V in stage i.
+  __device__ __forceinline__ void measure_values(int half, int i) const {
+    const int row = 32 * half + lane % 16;
+    const uint32_t value = ptx::shared_address(stage(i)) + Shared::kValue,
+                   first = value + tile_piece(row, lane / 16 * 4);
+    DeltaTokenUnits& units = small().units[i];
+    const float2 largest = largest_of_rows<Element, kGroups>(first, first + kPanel / kWarps);
+    units.largest_value[row] = largest.x, units.largest_value[row + 16] = largest.y;
+    arrive_warp(&small().values[i], lane);
   }
 
   /// One warp.
   __device__ __forceinline__ void load() const {
-    if constexpr (kTiles) return load_solved();
+    if constexpr (Shared::kCopiesTokens) load_solved();
+    else load_and_prepare();
+  }
+  /// Its tiles and W when that is solved, with gates and strengths. It also measures rows of V where other warps measure those of Q.
+  __device__ __forceinline__ void load_solved() const {
+    if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
+    if constexpr (!kReads) let_next_kernel_start();  // the sweep back, which reads what the solve has left
+    int known = 0;  // chunks that are solved
+    ptx::RingPosition at;
+    for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
+      if (kBesideSolve && p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
+      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      if (lane == 0) copy(n, at.index);
+      if constexpr (kMeasuresBeside) {
+        ptx::mbarrier_wait(&small().full[at.index], at.parity);
+        measure_values(1, at.index);
+      }
+    }
+    if (kBesideSolve && p.ready) end_after_previous_kernel();
+  }
+  /// The same, but it prepares the gates itself.
+  __device__ __forceinline__ void load_and_prepare() const {
     const auto raw_of = [&](int n) {
       RawChunk raw;
       raw.load(p.gate, p.beta, p.length, b, h, first_of(n), lane);
@@ -129,7 +161,7 @@ struct DeltaSweep {
     return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) * unit * kRoot;
   }
 
-  /// A warp: two of four blocks of rows. The values' first, which the units are found by.
+  /// A warp: two of four blocks of rows. The values' first, where other warps don't measure them: the units are found by these.
   __device__ __forceinline__ void divide(int half) const {
     if constexpr (kTiles) return divide_keys(half);
     ptx::RingPosition at;
@@ -138,11 +170,12 @@ struct DeltaSweep {
       const uint32_t query = ptx::shared_address(stage(at.index));
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
       const int row = 32 * half + lane % 16;
-      const float2 of_values =
-          measure_rows<Element>(RowPart<kGroups>(query + Shared::kValue, 2 * half, lane),
-                                RowPart<kGroups>(query + Shared::kValue, 2 * half + 1, lane));
-      units.largest_value[row] = of_values.x, units.largest_value[row + 16] = of_values.y;
-      arrive_warp(&small().values[at.index], lane);
+      if constexpr (!kMeasuresBeside) {
+        const float2 of_values = measure_rows<Element>(RowPart<kGroups>(query + Shared::kValue, 2 * half, lane),
+                                                       RowPart<kGroups>(query + Shared::kValue, 2 * half + 1, lane));
+        units.largest_value[row] = of_values.x, units.largest_value[row + 16] = of_values.y;
+        arrive_warp(&small().values[at.index], lane);
+      }
       if constexpr (kReads) {
         const float2 of_queries = measure_and_divide_rows<Element>(RowPart<kBlocks>(query, 2 * half, lane),
                                                                    RowPart<kBlocks>(query, 2 * half + 1, lane));
@@ -164,7 +197,7 @@ struct DeltaSweep {
       SolvedChunk& chunk = solved(at.index);
       const int earlier = max(n - 1, 0);
       ptx::mbarrier_wait(&small().full[at.index], at.parity);
-      if constexpr (kTiles) measure_values(0, at.index);
+      if constexpr (kMeasuresBeside) measure_values(0, at.index);
       ptx::mbarrier_wait(&small().values[at.index], at.parity);
       const DeltaChunkGrowth own(tokens, small().units[at.index], chunk.key_norm, lane);
       if constexpr (kReads && kKeeps) keep_keys(n, chunk);

@@ -30,24 +30,6 @@ __device__ __forceinline__ uint32_t divided_to_half(uint32_t word, float factor)
   return pack<__half>(pair.x, pair.y);
 }
 
-/// The largest numbers of a lane's parts of two rows, a panel at a time.
-template <typename Element, int kPanels>
-__device__ __forceinline__ float2 largest_of_rows(uint32_t first, uint32_t second) {
-  uint32_t most[2] = {};
-#pragma unroll 1
-  for (int panel = 0; panel < kPanels; ++panel, first += kPanel, second += kPanel)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint4 x[2] = {ptx::load_words(at_piece(first, i)), ptx::load_words(at_piece(second, i))};
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        for (const uint32_t word : {x[e].x, x[e].y, x[e].z, x[e].w})
-          most[e] = ptx::larger_magnitudes<Element>(most[e], word);
-    }
-  return {largest_of_two_lanes<Element>(pair_of<Element>(most[0] & 0x7fff7fffu)),
-          largest_of_two_lanes<Element>(pair_of<Element>(most[1] & 0x7fff7fffu))};
-}
-
 template <typename Element>
 __device__ __forceinline__ uint4 divided_to_half(const uint4& x, float factor) {
   return {divided_to_half<Element>(x.x, factor), divided_to_half<Element>(x.y, factor),
@@ -75,43 +57,6 @@ __device__ __forceinline__ void weigh_pairs_by_gates(float (&sums)[32], const Ch
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       if (mirrored_token(c, lane) + e % 2 < first_seen[e / 2]) sums[4 * c + e] = 0.0f;
-}
-
-/// A warp: until chunk n's W is there, as wait_for_solution(), but lanes look at 32 chunks at once. `known`: so many are there.
-__device__ __forceinline__ void wait_for_solutions(const int32_t* ready, int n, int chunks, int& known, int lane) {
-  if (n < known) return;
-  const int32_t* const own = ready + min(n + lane, chunks - 1);
-  unsigned missing;
-  while ((missing = ~__ballot_sync(kAllLanes, ptx::load_acquire(own) != 0)) & 1) __nanosleep(40);
-  __syncwarp();
-  known = missing ? n + __ffs(missing) - 1 : n + 32;
-  ptx::fence_async_global();
-}
-
-template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
-__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::load_solved() const {
-  if (!p.ready) wait_for_previous_kernel();
-  int known = 0;  // chunks that are solved
-  ptx::RingPosition at;
-  for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
-    if (p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
-    ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
-    if (lane == 0) copy(n, at.index);
-    ptx::mbarrier_wait(&small().full[at.index], at.parity);
-    measure_values(1, at.index);
-  }
-  if (p.ready) end_after_previous_kernel();
-}
-
-template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
-__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::measure_values(int half,
-                                                                                                      int i) const {
-  const int row = 32 * half + lane % 16;
-  const uint32_t value = ptx::shared_address(stage(i)) + Shared::kValue, first = value + tile_piece(row, lane / 16 * 4);
-  DeltaTokenUnits& units = small().units[i];
-  const float2 largest = largest_of_rows<Element, kGroups>(first, first + kPanel / kWarps);
-  units.largest_value[row] = largest.x, units.largest_value[row + 16] = largest.y;
-  arrive_warp(&small().values[i], lane);
 }
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <link.h>
+#include <torch/cuda.h>
 
 #include <algorithm>
 #include <atomic>
@@ -24,6 +25,7 @@
 #include "experiments/models/config.hpp"
 #include "experiments/training/conversion.hpp"
 #include "experiments/training/machine_limit.hpp"
+#include "optimized/torch/gpu.hpp"
 
 namespace lethe {
 namespace {
@@ -289,17 +291,21 @@ std::vector<Task> make_tasks(const std::vector<Experiment>& selected, const Cont
 
 }  // namespace
 
-std::string suffix_of(const std::string& scale, const std::string& corpus) {
-  std::string suffix = scale == "quick" ? "" : "-" + scale;
-  if (corpus.empty()) return suffix;
-  std::string name = (std::filesystem::path(corpus) / "").parent_path().filename();
+std::string with_hyphens(std::string name) {
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(c)) : '-';
-  return suffix + "-" + name;
+  return name;
+}
+
+std::string suffix_of(const std::string& scale, const std::string& corpus) {
+  const std::string suffix = scale == "quick" ? "" : "-" + scale;
+  return corpus.empty() ? suffix
+                        : suffix + "-" + with_hyphens((std::filesystem::path(corpus) / "").parent_path().filename());
 }
 
 std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale,
                                      const std::string& corpus) {
-  return results / (machine_name() + suffix_of(scale, corpus));
+  const bool is_of_a_gpu = (scale == "gpu" || scale == "paper") && torch::cuda::is_available();
+  return results / ((is_of_a_gpu ? with_hyphens(gpu(torch::kCUDA).name) : machine_name()) + suffix_of(scale, corpus));
 }
 
 std::vector<AskedRun> asked_runs(const std::vector<Experiment>& selected, const Context& context) {

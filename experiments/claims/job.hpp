@@ -50,11 +50,14 @@ struct AskedRun {
 /// throws  std::invalid_argument for a word that selects nothing
 std::vector<AskedRun> asked_runs(const std::vector<Experiment>& selected, const Context& context);
 
+/// In small letters, with a hyphen for what is neither letter nor digit: "nvidia-h200".
+std::string with_hyphens(std::string name);
+
 /// "" for the scale "quick", "-<scale>" for the others, and "-<name>" of a text that is not the claims' own: what follows the machine in a folder of
 /// results.
 std::string suffix_of(const std::string& scale, const std::string& corpus);
 
-/// <results>/<machine><suffix>
+/// <results>/<machine><suffix>; at the scales of a GPU, where there is one, its name is the machine's, as in what is judged (judging.hpp).
 std::filesystem::path results_folder(const std::filesystem::path& results, const std::string& scale,
                                      const std::string& corpus = "");
 

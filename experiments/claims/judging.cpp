@@ -1,7 +1,6 @@
 #include "experiments/claims/judging.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 #include <stdexcept>
 #include <utility>
@@ -143,9 +142,8 @@ std::string folder_of(const std::filesystem::path& models, const std::string& sc
   const auto folders = folders_below(models);
   if (folders.empty()) throw std::invalid_argument(models.string() + ": expected a model, found none");
   const nlohmann::json machine = read_sealed(folders.front() / "done.json").at("machine");
-  std::string name = machine.contains("gpu") ? machine["gpu"].at("name") : machine.at("name");
-  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(c)) : '-';
-  return name + suffix_of(scale, corpus);
+  return with_hyphens(machine.contains("gpu") ? machine["gpu"].at("name") : machine.at("name")) +
+         suffix_of(scale, corpus);
 }
 
 std::vector<Judged> judge_experiments(const std::vector<Experiment>& selected, const Context& context,

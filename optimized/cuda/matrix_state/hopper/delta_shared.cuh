@@ -30,8 +30,8 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   };
   static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * (kTiles ? 1 : kBlocks) * kPanel,
                        kSolved = kPairs + (kTiles ? 4 * kPanel : 2 * kFragments),
-                       kSmall = kSolved + kStages * int{sizeof(SolvedChunk)};
-  static constexpr int kBytes = kSmall + int{sizeof(Small)};
+                       kSmall = kSolved + kStages * int{sizeof(SolvedChunk)}, kSent = kSmall + int{sizeof(Small)};
+  static constexpr int kBytes = kSent + (kTiles ? int{sizeof(uint64_t)} : 0);
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };
 
@@ -39,6 +39,7 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
 template <int kBlocks, int kGroups>
 struct DeltaTilesShared : DeltaSweepShared<kBlocks, kGroups, true> {
   static constexpr int kLoadRegisters = 32, kPrepareRegisters = 96;
+  static constexpr bool kSends = true;  ///< O by the loading warp, from a place that is `stored` and `sent` in turn
 };
 
 }  // namespace lethe::matrix_state

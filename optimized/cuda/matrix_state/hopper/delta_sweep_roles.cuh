@@ -38,6 +38,7 @@ struct DeltaSweep {
   // The same where they are tiles, and W's, of which two are enough for the same reason.
   __device__ char* inverse_tile(int n) const { return memory + Shared::kPairs + n % 2 * kPanel; }
   __device__ char* pairs_tile(int n) const { return memory + Shared::kPairs + (2 + n % 2) * kPanel; }
+  __device__ uint64_t* sent() const { return reinterpret_cast<uint64_t*>(memory + Shared::kSent); }
   __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
   /// scale · σ and the query's unit, over what is not read again when the units are known.
   __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
@@ -74,6 +75,7 @@ struct DeltaSweep {
   __device__ __forceinline__ void sweep_tiles(int group) const;
   __device__ __forceinline__ void divide_keys(int half) const;
   __device__ __forceinline__ void prepare_tiles() const;
+  __device__ __forceinline__ void send_output(int n) const;
 
   /// A thread: begins to bring chunk n to stage i.
   __device__ __forceinline__ void copy(int n, int i) const {
@@ -115,10 +117,16 @@ struct DeltaSweep {
       if (kBesideSolve && p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       if (lane == 0) copy(n, at.index);
+      if constexpr (kTiles)
+        if (n >= Shared::kStages) send_output(n - Shared::kStages);
       if constexpr (kMeasuresBeside) {
         ptx::mbarrier_wait(&small().full[at.index], at.parity);
         measure_values(1, at.index);
       }
+    }
+    if constexpr (kTiles) {
+      for (int n = max(p.chunks - Shared::kStages, 0); n < p.chunks; ++n) send_output(n);
+      ptx::bulk_wait<0>();
     }
     if (kBesideSolve && p.ready) end_after_previous_kernel();
   }

@@ -3,7 +3,7 @@
 // are tiles, so that all products are wgmma.
 //
 //   product                      meanwhile
-//   Sᵀ Kᵀ                        O of the chunk before leaves; S is measured and scaled
+//   Sᵀ Kᵀ                        S is measured and scaled
 //   Xᵀ (W β)ᵀ                    –
 //   Sᵀ Qᵀ, then (D_C β R)ᵀ K     γ Sᵀ Qᵀ
 //   Rᵀ (P β)ᵀ, after these       S of the next chunk is rounded
@@ -84,28 +84,23 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   };
   char* const output = memory + Shared::kState + group * kPanel;
   const uint32_t place = at_piece(columns_address(0, 0, lane), 2 * block);  // the warp's columns of a tile, transposed
-  uint32_t output_words[16];
-  const auto pack_output = [&](float(&out)[32], const ptx::RingPosition& at) {
+  // O of chunk n to its place, from which the loading warp sends it.
+  const auto store_output = [&](float(&out)[32], int n, const ptx::RingPosition& at) {
+    uint32_t words[16];
     scale_mirrored(out, out_unit(solved(at.index)), lane);
-    pack_sums<Element>(output_words, out, 1.0f);
-  };
-  const auto store_output = [&](int n) {  // on its way: by each warp its tokens
-    if (lane == 0) ptx::bulk_wait_read<0>();
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // what the chunk before has left in its place is read
+    pack_sums<Element>(words, out, 1.0f);
+    if (n > 0) ptx::mbarrier_wait(sent(), (n - 1) % 2);
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
-      ptx::store_matrices_transposed(ptx::shared_address(output) + place + 2048 * mirrored(k), output_words[4 * k],
-                                     output_words[4 * k + 1], output_words[4 * k + 2], output_words[4 * k + 3]);
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(kStateBarrier + group, kComputing);
-    if (lane > 0) return;
-    ptx::store_tile(&p.maps[3], output + 16 * block * 128, column, h, static_cast<int>(first_of(n)) + 16 * block, b);
-    ptx::bulk_commit();
+      ptx::store_matrices_transposed(ptx::shared_address(output) + place + 2048 * mirrored(k), words[4 * k],
+                                     words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]);
+    arrive_warp(&small().stored, lane);
+    arrive_warp(&small().empty[at.index], lane);
   };
   float x[32];
   ptx::undefined(x);
   float unit = 1.0f;  // of the state
-  // X of chunk n; then the state is scaled to the next one's unit. O of the chunk before leaves meanwhile.
+  // X of chunk n; then the state is scaled to the next one's unit.
   const auto read_keys = [&](int n, const ptx::RingPosition& at) {
     DeltaTokens& tokens = small().tokens[at.index];
     const char* const query = stage(at.index);
@@ -113,7 +108,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
     ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
     issue_rows(x, query + Shared::kKey);
-    if (n > 0) measure(n), store_output(n - 1);
+    if (n > 0) measure(n);
     uint32_t values[kWarps][4];
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
@@ -190,20 +185,17 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_wait<0>();
     ptx::fence_registers(out);
     ptx::fence_registers(residual);
-    pack_output(out, at);
-    arrive_warp(&small().empty[at.index], lane);
+    store_output(out, n, at);
     if (++n == p.chunks) break;
     at.advance(Shared::kStages);
     read_keys(n, at);
   }
-  store_output(p.chunks - 1);
   if (p.last) {
     scale_state(unit);
     each_number(state, column, columns, [&](float& number, int64_t place, bool there) {
       if (there) p.last[place] = number;
     });
   }
-  if (lane == 0) ptx::bulk_wait<0>();
 }
 
 }  // namespace lethe::matrix_state

@@ -1,7 +1,8 @@
 #pragma once
 // What a CTA of delta_sweep.cuh does beside its state where W and P are tiles (delta_sweep_tiles.cuh).
 //
-//   a warp         tiles of a chunk, W, gates and strengths, which the solve has left; measures rows of V  → full, values
+//   a warp         tiles of a chunk, W, gates and strengths, which the solve has left; measures rows of V;
+//                  sends O of three chunks before                                                          → full, values, sent
 //   two warps      make the rows of K float16                                                              → rows
 //   a warp         measures the other rows of V; units                                                     → values, weighed
 //   a warpgroup    measures the rows of Q, which become float16 in registers; P; weighs P and W            → prepared
@@ -57,6 +58,22 @@ __device__ __forceinline__ void weigh_pairs_by_gates(float (&sums)[32], const Ch
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       if (mirrored_token(c, lane) + e % 2 < first_seen[e / 2]) sums[4 * c + e] = 0.0f;
+}
+
+/// A warp: O of chunk n, which the state's warps have stored; returns when its place is read. Behind the wait for these the fence orders their writes before
+/// the copies.
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::send_output(int n) const {
+  ptx::mbarrier_wait(&small().stored, n % 2);
+  ptx::fence_async_shared();
+  if (lane < kWarps * kGroups) {
+    const int group = lane / kWarps, token = 16 * (lane % kWarps);
+    ptx::store_tile(&p.maps[3], memory + Shared::kState + group * kPanel + 128 * token, 64 * (tile + group), h,
+                    static_cast<int>(first_of(n)) + token, b);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+  }
+  arrive_warp(sent(), lane);
 }
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>

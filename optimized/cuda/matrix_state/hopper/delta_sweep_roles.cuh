@@ -66,7 +66,8 @@ struct DeltaSweep {
   }
   /// Of the state before chunk n.
   __device__ __forceinline__ void measure(const State& state, int group, int n) const {
-    const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state));
+    const float most =
+        largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state), kTiles ? zero_from_here() : 0.0f);
     if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
     arrive_warp(&small().measured[n % 2], lane);
   }

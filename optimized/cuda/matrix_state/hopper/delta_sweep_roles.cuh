@@ -66,8 +66,9 @@ struct DeltaSweep {
   }
   /// Of the state before chunk n.
   __device__ __forceinline__ void measure(const State& state, int group, int n) const {
-    const float most =
-        largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state), kTiles ? zero_from_here() : 0.0f);
+    float zero = 0.0f;
+    if constexpr (kTiles && !std::is_same_v<Element, __half>) zero = zero_from_here();  // else ptxas waits for each wgmma
+    const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state), zero);
     if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
     arrive_warp(&small().measured[n % 2], lane);
   }

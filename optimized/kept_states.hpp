@@ -25,9 +25,9 @@ constexpr int kept_delta_bytes(int row_tiles, int column_tiles) {
 }
 
 /// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th
-/// token, of 64 or 128 rows and 64 columns in 16 bits, of float16 with a unit for every 16 rows; and the normaliser's column in float32, with z·q of
-/// every token where keeps_divisors(). Of the delta rule kept_delta_bytes() a chunk, to 128 × 128. 0 where it leaves none. Int: int64_t, or a
-/// symbolic integer.
+/// token, of 64 or 128 rows and as many columns in 16 bits, of float16 with a unit for every 16 rows and 64 columns; and, to 64 columns, the
+/// normaliser's one in float32, with z·q of every token where keeps_divisors(). Of the delta rule kept_delta_bytes() a chunk, to 128 × 128. 0 where
+/// it leaves none. Int: int64_t, or a symbolic integer.
 template <typename Int>
 Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim, const MatrixStateForm& form,
                      Dtype dtype) {
@@ -37,12 +37,12 @@ Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim
     if (form.normalize || key_dim > 128 || value_dim > 128 || key_dim < 1 || value_dim < 1 || length <= 64) return 0;
     return (length + 63) / 64 * kept_delta_bytes(key_dim > 64 ? 2 : 1, value_dim > 64 ? 2 : 1);
   }
-  if (key_dim > 128 || value_dim > 64 || value_dim < 1) return 0;
-  const int blocks = key_dim > 64 ? 2 : 1, each = 512 / blocks;
+  if (key_dim > 128 || value_dim > (form.normalize ? 64 : 128) || value_dim < 1) return 0;
+  const int blocks = key_dim > 64 ? 2 : 1, tiles = value_dim > 64 ? 2 : 1, each = 512 / blocks;
   if (length <= each || (blocks > 1 && length > kLongestOfTwoBlocks && !form.normalize)) return 0;
   const int units = dtype == Dtype::kFloat16 ? 4 : 0, column = form.normalize ? 64 : 0,  // floats of 64 rows
       divisors = keeps_divisors(blocks, form) ? 64 : 0;                                  // of 64 tokens
-  return (length + 63) / 64 * (blocks * (64 * 64 * 2 + 4 * (units + column)) + 4 * divisors);
+  return (length + 63) / 64 * (tiles * blocks * (64 * 64 * 2 + 4 * (units + column)) + 4 * divisors);
 }
 
 /// Whether a forward leaves them: of a scale by which the backward may divide.

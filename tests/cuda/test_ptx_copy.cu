@@ -74,6 +74,47 @@ TEST(TensorCopy, LoadsSwizzledBoxesWithZerosOutsideAndStoresClipped) {
   for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(std::isnan(__half2float(stored[i])), !written[i]) << i;
 }
 
+// Adds the numbers 0, 1, 2 … of the box's rows to the box at (d0, head, token, batch).
+template <typename Element>
+__global__ void add_box(const __grid_constant__ CUtensorMap to, int d0, int head, int token, int batch) {
+  __shared__ alignas(1024) char tile[kRows * 128];
+  for (int i = threadIdx.x; i < kRows * 64; i += blockDim.x)
+    *reinterpret_cast<Element*>(tile + ptx::swizzled_offset(i / 64, i % 64)) = Element(static_cast<float>(i));
+  ptx::fence_async_shared();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::reduce_add_tile(&to, tile, d0, head, token, batch);
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+  }
+}
+
+template <typename Element>
+void expect_clipped_sums(Dtype dtype) {
+  LETHE_NEEDS_GPU();
+  constexpr int kBatch = 2, kLength = 50, kHeads = 3, kDim = 96, kColumn = 64, kHead = 2, kToken = 32, kItem = 1;
+  constexpr float kThere = 1023.0f;  // sums need more bits than either type has
+  const auto in_element = [](float x) {
+    return static_cast<float>(testing::to_element<Element>(std::vector<float>{x})[0]);
+  };
+  const float there = in_element(kThere);
+  const DeviceArray<Element> sums(
+      testing::to_element<Element>(std::vector<float>(kBatch * kLength * kHeads * kDim, kThere)));
+  const Operand all{sums.data(), kLength * kHeads * kDim, kHeads * kDim, kDim};
+  add_box<Element>
+      <<<1, 128>>>(tensor_map(all, dtype, kBatch, kLength, kHeads, kDim, kRows), kColumn, kHead, kToken, kItem);
+  const auto found = sums.host();
+  for (int i = 0; i < static_cast<int>(found.size()); ++i) {
+    const int d = i % kDim, h = i / kDim % kHeads, t = i / (kDim * kHeads) % kLength, b = i / (kDim * kHeads * kLength);
+    const bool inside = d >= kColumn && h == kHead && t >= kToken && b == kItem;
+    const float added = inside ? in_element(static_cast<float>((t - kToken) * 64 + d - kColumn)) : 0.0f;
+    ASSERT_EQ(static_cast<float>(found[i]), in_element(there + added)) << b << ' ' << t << ' ' << h << ' ' << d;
+  }
+}
+
+TEST(TensorCopy, AddsClippedBoxesInFloat16) { expect_clipped_sums<__half>(Dtype::kFloat16); }
+TEST(TensorCopy, AddsClippedBoxesInBFloat16) { expect_clipped_sums<__nv_bfloat16>(Dtype::kBFloat16); }
+
 __global__ void copy_runs(const float* source, float* copied, float* sum) {
   __shared__ alignas(16) float run[256];
   __shared__ uint64_t full;

@@ -10,6 +10,7 @@ namespace {
 size_t no_workspace(const Shape&, const MatrixStateForm&) { return 0; }
 bool never(const Shape&, const MatrixStateForm&, bool) { return false; }
 
+// Of over 64 columns chunk_normalizes() has no gradients apart: such a normalised call has columns of ones in place of z.
 constexpr MatrixStateFamily kFamilies[] = {
     {kChunkCoverage, matrix_state::chunk_forward, matrix_state::chunk_backward,
      matrix_state::chunk_forward_workspace_bytes, matrix_state::chunk_workspace_bytes, matrix_state::chunk_normalizes},

@@ -7,14 +7,15 @@ since. A change that alters no promised result is no mutant, nor is one that onl
 what wgmma_fence, wgmma_commit and wgmma_wait do for accumulators; this GPU keeps the order of mbarrier_init_fence, fence_async_shared and
 fence_async_global without them; fence_registers, undefined, opaque, opaque_descriptor and keep_order steer the compiler alone; registers_grow and
 registers_shrink change which threads have registers, not what is in them; prefetch_tensor_map and prefetch fetch what is fetched anyway. Others share
-the mutant of a wrapper that differs in one word: store_tile that of load_tile, load_run, load_float and load_pair that of load_global, bulk_commit
-that of bulk_wait_read, log2_approximate that of exp2_approximate, halves and unpack that of pack, store_matrices that of store_matrices_transposed,
-load_matrices that of load_matrices_transposed, copy_word that of copy_chunk, copies_commit that of copies_wait, in_uniform_register that of
-broadcast, mbarrier_init and mbarrier_arrive that of mbarrier_arrive_expect, mbarrier_wait and mbarrier_try_wait that of mbarrier_wait_patiently,
-named_barrier_arrive that of named_barrier_sync, store_release that of load_acquire, operand_descriptor and pin_uniform that of unswizzled_descriptor;
-those of wgmma are of its macro. Those of the matrix state's kernels have none of their own (matrix_state.py has mutants of what calls them):
-load_global4, load_word, load_words, store_word, store_words, store_words_where, load_floats, store_floats, store_run, multiply_add_8,
-larger_magnitudes, store_fragments, store_fragments_transposed, store_release_if, sync_threads, transposed, transpose_matrix and elect; wgmma_steps is a macro as that of wgmma.
+the mutant of a wrapper that differs in one word: store_tile that of load_tile, reduce_add_tile that of reduce_add_run, load_run, load_float and
+load_pair that of load_global, bulk_commit that of bulk_wait_read, log2_approximate that of exp2_approximate, halves and unpack that of pack,
+store_matrices that of store_matrices_transposed, load_matrices that of load_matrices_transposed, copy_word that of copy_chunk, copies_commit that of
+copies_wait, in_uniform_register that of broadcast, mbarrier_init and mbarrier_arrive that of mbarrier_arrive_expect, mbarrier_wait and
+mbarrier_try_wait that of mbarrier_wait_patiently, named_barrier_arrive that of named_barrier_sync, store_release that of load_acquire,
+operand_descriptor and pin_uniform that of unswizzled_descriptor; those of wgmma are of its macro. Those of the matrix state's kernels have none of
+their own (matrix_state.py has mutants of what calls them): load_global4, load_word, load_words, store_word, store_words, store_words_where,
+load_floats, store_floats, store_run, multiply_add_8, larger_magnitudes, store_fragments, store_fragments_transposed, store_release_if,
+store_release_shared, load_acquire_shared, sync_threads, transposed, transpose_matrix and elect; wgmma_steps is a macro as that of wgmma.
 Nor is in the list what leaves the device with random numbers of tiles to walk: a main kernel on a stream that its plan is not on may never end.
 """
 

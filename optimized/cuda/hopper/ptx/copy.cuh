@@ -30,6 +30,15 @@ __device__ inline void store_tile(const CUtensorMap* map, const void* shared, in
                : "memory");
 }
 
+/// global += shared in the map's type, rounded to it; otherwise as store_tile.
+__device__ inline void reduce_add_tile(const CUtensorMap* map, const void* shared, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          reinterpret_cast<uint64_t>(map)),
+      "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
 /// global → shared, `bytes` of a contiguous run; both addresses and `bytes` multiples of 16.
 __device__ inline void load_run(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -1,6 +1,6 @@
 #pragma once
 // What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 rows, for gradients of at most
-// 128 × 64, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's
+// 128 × 128, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's
 // gradient.
 
 #include "optimized/cuda/matrix_state/chunk_gates.cuh"
@@ -66,12 +66,12 @@ struct SegmentArguments {
   bool only_last;       ///< of head_states: the state after the last segment alone is wanted
 };
 
-/// The states before every chunk that a forward leaves for its backward (kept_states.hpp), of one tile: in each head the rounded states, and then
-/// their units and the normaliser's columns.
+/// The states before every chunk that a forward leaves for its backward (kept_states.hpp): in each head the rounded states, and then their units and
+/// the normaliser's columns, with which there is one tile.
 struct KeptStates {
-  CUtensorMap states;  ///< [B, chunks · blocks · 64 rows, H, 64]
+  CUtensorMap states;  ///< [B, tiles · chunks · blocks · 64 rows, H, 64]
   bool wanted;         ///< by a forward
-  float* units;        ///< [chunks, blocks, 4] a head, of float16: those of 16 rows each
+  float* units;        ///< [tiles, chunks, blocks, 4] a head, of float16: those of 16 rows each
   float* columns;      ///< [chunks, blocks, 64] a head, normalised: z
   int64_t stride;      ///< floats from a head to the next
 };
@@ -136,7 +136,10 @@ struct PreparedGatesArguments {
   bool in_units;
 };
 
-/// All gradients, by heads and by pieces of heads, of a state of one tile of columns.
+/// What the CTA of a first tile of columns publishes to that of the second: how far dq and dk have come, and d log f.
+constexpr int kTileMarks = 2;
+
+/// All gradients, by heads, pieces of heads, and tiles of columns, of which a normalised state has one and others have one or two.
 struct StateGradientArguments {
   CUtensorMap maps[7];  ///< of query, key, value, dO; of their gradients but dO's, in 16 rows
   Operand query, key, value, grad_values;
@@ -154,7 +157,8 @@ struct StateGradientArguments {
   const float *states, *vectors;      ///< of SegmentArguments: after all segments but the last
   float *grad_states, *grad_vectors;  ///< in reverse; written where the first of two pieces hands R on
   KeptStates kept;                    ///< in place of `states`, where the forward left them
-  int32_t* marks;  ///< [cut heads, warps]: 1 where R has been handed on, 0 before; null: all are there
+  int32_t* marks;  ///< [tiles · cut heads, warps]: 1 where R has been handed on, 0 before; null: all are there
+  int32_t* tile_marks;  ///< [CTAs, kTileMarks], of two tiles: chunks done, counted from the sequence's end; 0 before
   const DividedGates* divided_gates;  ///< [B·H, chunks], in place of `gates` where dO is divided here
 };
 

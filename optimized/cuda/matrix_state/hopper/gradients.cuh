@@ -1,8 +1,9 @@
 #pragma once
-// All gradients of gated_state for a state of at most 128 × 64 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
+// All gradients of gated_state for a state of at most 128 × 128 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
 // (segments.cuh). S is what the forward left (kept_states.cuh), which warp 2 loads, without warpgroup 1; or computed again: a chunk's key and value
 // are then read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
 //
+//   warp 0         of two tiles of columns: what their CTAs tell each other (gradients_tiles.cuh)
 //   warp 1         d log f of the chunks that are done
 //   warp 2         key, value and gates for S
 //   warp 3         tiles and gates
@@ -56,14 +57,14 @@ __device__ __forceinline__ void load_chunks(const Call& call) {
       ptx::mbarrier_arrive_expect(full, Shared::kStage + (kGated ? sizeof(Gates) : 0));
       if constexpr (kGated)
         ptx::load_run(&call.gates(at.index), &call.gates_in_reverse(chunk.first), sizeof(Gates), full);
-      const auto load = [&]<int kPanels>(int i, const Operand& of, char* tile) {
-        load_panels<kPanels>(tile, p.maps[i], full, 0, chunk.first, call.b,
+      const auto load = [&]<int kPanels>(int i, const Operand& of, char* tile, int column = 0) {
+        load_panels<kPanels>(tile, p.maps[i], full, column, chunk.first, call.b,
                              Call::kDivides ? heads[i] : head_of(of, call.h));
       };
       load.template operator()<kBlocks>(1, p.key, to + Shared::kKey);
       load.template operator()<kBlocks>(0, p.query, to + Shared::kQuery);
-      load.template operator()<1>(2, p.value, to + Shared::kValue);
-      load.template operator()<1>(3, p.grad_values, to + Shared::kGradValues);
+      load.template operator()<1>(2, p.value, to + Shared::kValue, call.column());
+      load.template operator()<1>(3, p.grad_values, to + Shared::kGradValues, call.column());
     }
     if constexpr (kWithColumn) {
       auto& to = call.columns().grad_normalizer[at.index];
@@ -88,11 +89,19 @@ __device__ __forceinline__ void store_gate_gradients(const Call& call) {
       return is_cut(load_global(call.gate() + min(token, p.length - 1) * p.gate.token_stride));
     };
     const Cuts cuts{is_cut_at(first_done + 2 * call.lane), is_cut_at(first_done + 2 * call.lane + 1)};
-    wait();
-    store_gate_gradient(crossings, cuts, p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
-                        p.length - first_done, call.lane);
+    const auto to = [&] { return p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h; };
+    if constexpr (Call::kTwoTiles) {
+      const float2 of_first_tile = gate_gradient_of_first_tile(call, to(), p.length - first_done, first_done);
+      wait();
+      const float2 own = gate_gradient<true>(crossings, cuts, call.lane);
+      store_pair({own.x + of_first_tile.x, own.y + of_first_tile.y}, to(), p.heads, p.length - first_done, call.lane);
+    } else {
+      wait();
+      store_gate_gradient(crossings, cuts, to(), p.heads, p.length - first_done, call.lane);
+    }
     first_done -= kChunk;
   });
+  publish_gate_gradient(call, call.done_at_end());
 }
 
 /// A warp: key, value and gates of every chunk by time, but the last one of each segment, for S of the next chunk.
@@ -115,15 +124,15 @@ __device__ __forceinline__ void load_rebuild_chunks(const Call& call) {
         if constexpr (kGated)
           ptx::load_run(&call.rebuild_gates(at.index), &call.prepared_gates(first).by_time, sizeof(GatesByTime), full);
         load_tile_of<kBlocks>(to, p.maps[1], p.key, full, 0, first, call.b, call.h);
-        load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, 0, first, call.b, call.h);
+        load_tile_of<1>(to + Shared::kState, p.maps[2], p.value, full, call.column(), first, call.b, call.h);
       }
     }
 }
 
-template <typename Element, bool kGated, int kBlocks, bool kNormalized, bool kKept>
+template <typename Element, bool kGated, int kBlocks, bool kNormalized, bool kKept, bool kTwoTiles = false>
 __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::kThreads, 1)
     sweep_gradients(const __grid_constant__ StateGradientArguments p) {
-  using Call = Gradients<Element, kGated, kBlocks, kNormalized, kKept>;
+  using Call = Gradients<Element, kGated, kBlocks, kNormalized, kKept, kTwoTiles>;
   using Shared = typename Call::Shared;
   constexpr bool kDivides = Call::kDivides;
   extern __shared__ __align__(1024) char memory[];
@@ -133,7 +142,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
   // In a uniform register, else no warpgroup's loop would have its own in those.
   const int group = kDivides ? ptx::in_uniform_register(group_of_thread) : group_of_thread;
   const int heads = p.batch * p.heads, cut_heads = heads - p.whole_heads;
-  int unit = static_cast<int>(blockIdx.x);
+  constexpr int kTiles = kTwoTiles ? 2 : 1;
+  int unit = static_cast<int>(blockIdx.x) / kTiles;
   // Pieces that others wait for come first, then whole heads, by the end of whose first round those have ended.
   if (kKept && p.marks && unit < heads) unit += unit < cut_heads ? p.whole_heads : -cut_heads;
   const int cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
@@ -150,7 +160,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
                   head % p.heads,
                   head,
                   order,
-                  piece};
+                  piece,
+                  static_cast<int>(blockIdx.x) % kTiles};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();
@@ -169,6 +180,10 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     if constexpr (kDivides) init(call.divided().full, kArrivals);
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kArrivals);
+    if constexpr (kTwoTiles) {
+      init(call.tiles().first_done, kArrivalsOfAWarp);
+      for (int32_t& stored : call.tiles().stored) stored = 0;
+    }
     ptx::mbarrier_init_fence();
   }
   if constexpr (kNormalized) {
@@ -188,6 +203,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     } else if (kGated && call.warp == 1) {
       if constexpr (kDivides) store_divided_gate_gradients(call);
       else store_gate_gradients(call);
+    } else if (call.warp == 0) {
+      if constexpr (kTwoTiles) call.is_first() ? publish_stored(call) : wait_for_first_tile(call);
     }
   } else if (group == 1) {
     if constexpr (!kKept) {

@@ -4,6 +4,7 @@
 // left states, which leaves from dP's place.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_tiles.cuh"
 
 namespace lethe::matrix_state {
 
@@ -57,7 +58,9 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     pack_sums<Element>(packed, sum, unit);
     if (call.lane == 0) ptx::bulk_wait_read<kYounger>();
     __syncwarp();
-    store_rows_by_map(call.memory + tile, packed, p.maps[4 + kResult], 0, first, call.b, call.h, place);
+    store_rows_by_map(call.memory + tile, packed, p.maps[4 + kResult], kResult == 2 ? call.column() : 0, first, call.b,
+                      call.h, place, kResult < 2 && call.adds());
+    if constexpr (kResult == 0) note_stored<2>(call, first + kChunk);  // the last one's dv and this dq are on their way
   };
   constexpr std::integral_constant<int, 0> kQueries{};
   constexpr std::integral_constant<int, 1> kKeys{};
@@ -108,6 +111,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
+      wait_until_first_done(call, at);
       store(kQueries, parity, out, call.result_scale(), chunk.first);
       start(out);
       ptx::wgmma_fence();
@@ -193,6 +197,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
 
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
+      wait_until_first_done(call, at);
       store(kQueries, parity, out, grad_unit, chunk.first);
       start(out);
       ptx::wgmma_fence();
@@ -227,6 +232,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     parity ^= 1;
   });
   if (call.lane == 0) ptx::bulk_wait<0>();
+  note_all_stored(call);
 }
 
 }  // namespace lethe::matrix_state

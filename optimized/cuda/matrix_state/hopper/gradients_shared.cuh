@@ -74,10 +74,17 @@ struct GradientsShared {
                        kDivided = (kSmall + static_cast<int>(sizeof(Small)) + 15) / 16 * 16,
                        kBytes = kDivides ? kDivided + static_cast<int>(sizeof(Divided)) : kSmall + sizeof(Small);
   static_assert(kBytes <= 227 * 1024 && kSmall % 8 == 0);
+  /// Of two tiles of columns (gradients_tiles.cuh): that the second one's may be added, and what the first one's warps have stored.
+  struct Tiles {
+    uint64_t first_done[kStages];  ///< of a stage's chunk
+    int32_t stored[kWarps];        ///< chunks, counted from the sequence's end
+  };
+  static constexpr int kTiles = kDivided, kBytesOfTwo = kTiles + static_cast<int>(sizeof(Tiles));
+  static_assert(kDivides || kNormalized || kBytesOfTwo <= 227 * 1024);
 };
 
-/// The kernel's arguments and a warp's place among them.
-template <typename Element_, bool kGated_, int kBlocks_, bool kNormalized_, bool kKept_>
+/// The kernel's arguments and a warp's place among them. kTwoTiles: of 64 columns, a CTA each, in place of one.
+template <typename Element_, bool kGated_, int kBlocks_, bool kNormalized_, bool kKept_, bool kTwoTiles_ = false>
 struct Gradients {
   using Element = Element_;
   static constexpr bool kDivides = kGated_ && kBlocks_ == 1 && kNormalized_ && kKept_;
@@ -89,12 +96,16 @@ struct Gradients {
   /// Whether the first of two pieces may hand R on.
   static constexpr bool kHandsOn = kKept;
   static constexpr int kBlocks = kBlocks_;
+  static constexpr bool kTwoTiles = kTwoTiles_;
+  static_assert(!kTwoTiles || !kNormalized);
+  static constexpr int kBytes = kTwoTiles ? Shared::kBytesOfTwo : Shared::kBytes;
   const StateGradientArguments& p;
   char* const memory;
   const int warp, lane;  ///< of the warpgroup
   const int b, h, head;
   const SegmentOrder order;  ///< in reverse
   const Piece piece;
+  const int tile;  ///< of columns
 
   __device__ typename Shared::Small& small() const {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
@@ -105,6 +116,9 @@ struct Gradients {
   }
   __device__ typename Shared::Divided& divided() const {
     return *reinterpret_cast<typename Shared::Divided*>(memory + Shared::kDivided);
+  }
+  __device__ typename Shared::Tiles& tiles() const {
+    return *reinterpret_cast<typename Shared::Tiles*>(memory + Shared::kTiles);
   }
   __device__ FusedCrossings& crossings(int i) const {
     return reinterpret_cast<FusedCrossings*>(memory + Shared::kCrossings)[i];
@@ -147,8 +161,26 @@ struct Gradients {
       return p.divided_gates[int64_t{1} * head * order.chunks + static_cast<uint64_t>(first) / kChunk];
     else return prepared_gates(first).in_reverse;
   }
+  /// The tile of columns, and its first one.
+  __device__ int column_tile() const { return kTwoTiles ? tile : 0; }
+  __device__ int column() const { return 64 * column_tile(); }
+  /// Whether the CTA is that of the first of two tiles, or of the second, which adds to what that stores.
+  __device__ bool is_first() const { return kTwoTiles && tile == 0; }
+  __device__ bool adds() const { return kTwoTiles && tile > 0; }
+  /// Of the states that pieces begin with: those of this head and tile.
+  __device__ int handed_state() const {
+    return column_tile() * (p.batch * p.heads - p.whole_heads) + head - p.whole_heads;
+  }
   /// Of a warp of R.
-  __device__ int32_t* mark() const { return p.marks + (head - p.whole_heads) * kWarps + warp; }
+  __device__ int32_t* mark() const { return p.marks + handed_state() * kWarps + warp; }
+  /// Of the first tile's CTA, in either.
+  __device__ int32_t* tile_marks() const { return p.tile_marks + (blockIdx.x - column_tile()) * kTileMarks; }
+  /// What a mark is when the chunk that begins at a token is done.
+  __device__ int done_with(int64_t first) const {
+    return order.chunks - static_cast<int>(static_cast<uint64_t>(first) / kChunk);
+  }
+  /// That when the piece is.
+  __device__ int done_at_end() const { return order.chunks - order.begin(piece.end - 1); }
   __device__ const float* gate() const {
     return kGated ? p.gate.log_forget + b * p.gate.batch_stride + h * p.gate.head_stride : nullptr;
   }

@@ -26,11 +26,12 @@ __device__ __forceinline__ void rebuild_states(const Call& call) {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       if (in_time == 0) {
-        load_block(state[block], p.initial, call.head, block, 0, p.rows, p.columns, stride, place);
+        load_block(state[block], p.initial, call.head, block, call.column_tile(), p.rows, p.columns, stride, place);
         if constexpr (Call::kNormalized)
           load_last_column(last[block].sum, p.initial, call.head, block, p.rows, p.columns, place);
       } else {
-        const int64_t segment = int64_t{1} * call.head * (call.order.segments - 1) + in_time - 1;
+        const int64_t of_tile = call.column_tile() * (p.batch * p.heads) + call.head,
+                      segment = of_tile * (call.order.segments - 1) + in_time - 1;
         load_block_of_segment(state[block], p.states, segment, block, kBlocks, place);
         if constexpr (Call::kNormalized)
           load_column_of_segment(last[block].sum, p.vectors, segment, block, kBlocks, place);
@@ -176,11 +177,11 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   state.load([&](float(&to)[32], int block) {
     float(&column)[2] = State::loaded(last[block]);
     if (call.piece.begin == 0) {
-      load_block(to, p.grad_last, call.head, block, 0, p.rows, p.columns, stride, place);
+      load_block(to, p.grad_last, call.head, block, call.column_tile(), p.rows, p.columns, stride, place);
       if constexpr (Call::kNormalized)
         load_last_column(column, p.grad_last, call.head, block, p.rows, p.columns, place);
     } else {
-      const int64_t segment = int64_t{1} * (call.head - p.whole_heads) * p.handed + call.piece.begin - 1;
+      const int64_t segment = int64_t{1} * call.handed_state() * p.handed + call.piece.begin - 1;
       load_block_of_segment(to, p.grad_states, segment, block, kBlocks, place);
       if constexpr (Call::kNormalized) load_column_of_segment(column, p.grad_vectors, segment, block, kBlocks, place);
     }
@@ -285,7 +286,7 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   // For the piece after this one, whose CTA has a higher number and waits.
   if (Call::kHandsOn && p.marks && call.piece.end < call.order.segments) {
     join();
-    const int64_t segment = int64_t{1} * (call.head - p.whole_heads) * p.handed + call.piece.end - 1;
+    const int64_t segment = int64_t{1} * call.handed_state() * p.handed + call.piece.end - 1;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       store_block_of_segment(p.grad_states, state.joined(block), segment, block, kBlocks, place);
@@ -302,7 +303,7 @@ __device__ __forceinline__ void sweep_grad_states(const Call& call) {
   const float factor = !kGated ? 1.0f : call.gate()[0] < -104.0f ? 0.0f : expf(call.gate()[0]);
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
-    store_block(p.grad_initial, call.head, block, 0, p.rows, p.columns, stride, place,
+    store_block(p.grad_initial, call.head, block, call.column_tile(), p.rows, p.columns, stride, place,
                 [&](int i) { return state.value(block, i) * factor; });
     if constexpr (Call::kNormalized)
       store_last_column(p.grad_initial, call.head, block, p.rows, p.columns, place,

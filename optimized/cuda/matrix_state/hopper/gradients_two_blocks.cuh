@@ -3,6 +3,7 @@
 // and dq by another. dk leaves from R's place, dq from those of the chunk's values and of dP.
 
 #include "optimized/cuda/matrix_state/hopper/gradients_pairs.cuh"
+#include "optimized/cuda/matrix_state/hopper/gradients_tiles.cuh"
 
 namespace lethe::matrix_state {
 
@@ -75,7 +76,7 @@ __device__ __forceinline__ void sweep_pairs_and_values(const Call& call) {
     pack_sums<Element>(packed, out, score_unit);
     if (call.lane == 0) ptx::bulk_wait_read<0>();  // the previous chunk's dv has left
     __syncwarp();
-    store_rows_by_map(call.memory + Shared::kOut, packed, p.maps[6], 0, chunk.first, call.b, call.h, place);
+    store_rows_by_map(call.memory + Shared::kOut, packed, p.maps[6], call.column(), chunk.first, call.b, call.h, place);
     at.advance(Shared::kStages);
     parity ^= 1;
   });
@@ -121,7 +122,7 @@ __device__ __forceinline__ void sweep_queries_and_keys(const Call& call) {
     const auto store = [&](int block, float unit, char* tile, const CUtensorMap& map) {
       uint32_t packed[16];
       pack_sums<Element>(packed, out[block], unit);
-      store_rows_by_map(tile, packed, map, 64 * block, chunk.first, call.b, call.h, place);
+      store_rows_by_map(tile, packed, map, 64 * block, chunk.first, call.b, call.h, place, call.adds());
     };
     float dot[2] = {0.0f, 0.0f}, grad_unit = 1.0f;
     // Sums of a product with a state, whose rows' factors they get; then dP's product is added.
@@ -169,6 +170,7 @@ __device__ __forceinline__ void sweep_queries_and_keys(const Call& call) {
     }
     ptx::named_barrier_sync(kGradStateRead, 2 * kComputing);  // all warps have read R, whose place dk takes
     ptx::mbarrier_wait(&small.state_full[chunk.slot], chunk.parity);
+    wait_until_first_done(call, at);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       ptx::wgmma_wait<1>();
@@ -179,6 +181,7 @@ __device__ __forceinline__ void sweep_queries_and_keys(const Call& call) {
                                                    false);
       ptx::wgmma_commit();
     }
+    note_stored<kBlocks>(call, chunk.first + kChunk);  // this dk is on its way
 
     // dq
     dot[0] = dot[1] = 0.0f;
@@ -226,6 +229,7 @@ __device__ __forceinline__ void sweep_queries_and_keys(const Call& call) {
   });
   release_last();
   if (call.lane == 0) ptx::bulk_wait<0>();
+  note_all_stored(call);
 }
 
 }  // namespace lethe::matrix_state

@@ -16,7 +16,8 @@ __device__ __forceinline__ void leave_state(const Call& call, int buffer, int n,
   constexpr int kBlocks = Call::Shared::kStateWarps / kWarps;
   const KeptStates& to = call.p.kept;
   if (!to.wanted || (!Call::kNormalized && call.lane > 0)) return;
-  const int rows = ((call.piece.begin * call.order.each + n) * kBlocks + block) * kWarps + call.warp;
+  int rows = ((call.piece.begin * call.order.each + n) * kBlocks + block) * kWarps + call.warp;
+  if constexpr (!Call::kNormalized) rows += call.tile * call.order.chunks * (kBlocks * kWarps);
   if constexpr (Call::kNormalized) {
     float* const column = to.columns + call.head * to.stride + 16 * rows;
     if (call.lane % 4 == 0) column[call.lane / 4] = z(0), column[call.lane / 4 + 8] = z(1);
@@ -46,7 +47,7 @@ __device__ __forceinline__ void load_kept_states(const Call& call) {
   const KeptStates& from = call.p.kept;
   auto& small = call.small();
   call.each_chunk([&](const auto& chunk) {
-    const int of_head = static_cast<int>(chunk.first / kChunk) * kBlocks;
+    const int of_head = (static_cast<int>(chunk.first / kChunk) + call.column_tile() * call.order.chunks) * kBlocks;
     [[maybe_unused]] float2 column[kBlocks];
     [[maybe_unused]] float unit = 0.0f;
     if constexpr (kNormalized) {

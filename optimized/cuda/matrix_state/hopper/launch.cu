@@ -1,8 +1,6 @@
 // The launches of the kernels of wgmma (launch.hpp).
 #include "optimized/cuda/matrix_state/hopper/launch.hpp"
 
-#include <type_traits>
-
 #include "optimized/cuda/matrix_state/division_unit.hpp"
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/head_states.cuh"
@@ -15,19 +13,6 @@ static_assert(ForwardShared<1, 2>::bytes(ForwardShared<1, 2>::kStagesBesideState
                   HeadStatesShared<false, 1, false>::kBytes + 2 * 1024 <=
               228 * 1024);
 
-// visit(Element{}, whether there are gates, blocks of the state)
-template <typename Visit>
-void by_type(const MatrixStateInput& in, Visit&& visit) {
-  const auto by_blocks = [&](auto element, auto gated) {
-    if (blocks_of(in.shape) == 1) visit(element, gated, std::integral_constant<int, 1>{});
-    else visit(element, gated, std::integral_constant<int, 2>{});
-  };
-  const bool gated = in.key_gate.data != nullptr;
-  if (in.dtype == Dtype::kBFloat16)
-    gated ? by_blocks(__nv_bfloat16{}, std::true_type{}) : by_blocks(__nv_bfloat16{}, std::false_type{});
-  else gated ? by_blocks(__half{}, std::true_type{}) : by_blocks(__half{}, std::false_type{});
-}
-
 // The same, and whether the call is normalised.
 template <typename Visit>
 void by_type_and_normalizer(const MatrixStateInput& in, Visit&& visit) {
@@ -39,7 +24,7 @@ void by_type_and_normalizer(const MatrixStateInput& in, Visit&& visit) {
 
 // The gates of all chunks; marks of the gradients' kernel are cleared.
 void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, bool by_time, PreparedGates* to,
-                             const SegmentMemory& grads, bool beside_previous, cudaStream_t stream) {
+                             const GradientMarks& marks, bool beside_previous, cudaStream_t stream) {
   PreparedGatesArguments p{};
   p.gate = arguments_of<SegmentArguments>(in).gate;
   p.length = in.shape.key_length;
@@ -48,8 +33,8 @@ void prepare_gates_of_chunks(const MatrixStateInput& in, float scale, bool by_ti
   p.scale = scale;
   p.by_time = by_time;
   p.to = to;
-  p.marks = grads.marks;
-  p.mark_count = grads.mark_count;
+  p.marks = marks.begin;
+  p.mark_count = marks.count;
   p.beside_previous = beside_previous;
   const int64_t chunks = heads_of(in.shape) * order_of(in.shape).chunks;
   launch(prepare_all_gates, (chunks + kPreparingWarps - 1) / kPreparingWarps, 32 * kPreparingWarps,
@@ -116,9 +101,9 @@ bool sum_segments(const MatrixStateInput& in, const Operand& key, const Operand&
   return true;
 }
 
-void clear(const SegmentMemory& handed, cudaStream_t stream) {
+void clear(int32_t* marks, int count, cudaStream_t stream) {
   constexpr int kThreads = 256;
-  clear_marks<<<(handed.mark_count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(handed.marks, handed.mark_count);
+  clear_marks<<<(count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(marks, count);
   cuda_check(cudaGetLastError(), "matrix state: marks");
 }
 
@@ -128,7 +113,7 @@ bool launch_before_pieces(const MatrixStateInput& in, const ForwardSplit& split,
   if (!split.handed_on)
     return sum_segments(in, in.key, in.value, nullptr, 1.0f, false, in.initial_state, handed, split.pieces, overlap,
                         stream, split.second > 0 ? By::kOneState : By::kSegments);
-  clear(handed, stream);
+  clear(handed.marks, handed.mark_count, stream);
   return true;
 }
 
@@ -203,7 +188,7 @@ bool is_hopper() {
 
 bool forward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && is_hopper(); }
 bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form) {
-  return shape.key_dim <= 128 && shape.value_dim <= 64 &&
+  return shape.key_dim <= 128 && shape.value_dim <= (form.normalize ? 64 : 128) &&
          (shape.key_dim <= 64 || shape.key_length <= kLongestOfTwoBlocks || form.normalize) && is_hopper();
 }
 
@@ -218,7 +203,8 @@ size_t warpgroup_backward_workspace_bytes(const Shape& shape, const MatrixStateF
   Workspace memory(nullptr);
   const Split split(shape, form);
   SegmentMemory(memory, shape, form.normalize, heads_of(shape), segments_to_sum(shape, form));
-  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape), split.handed_on);
+  SegmentMemory(memory, shape, form.normalize, split.cut_heads(shape), split.handed(shape));
+  GradientMarks(memory, shape, split);
   if (divides_in_gradients(shape, form)) {
     take_divided_gates(memory, shape);
     return memory.bytes();
@@ -261,10 +247,10 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   const float unit = normalized && !divides ? static_cast<float>(division_unit(a.dtype, a.shape.key_length)) : 1.0f,
               scale = static_cast<float>(a.scale) / unit;  // of what follows a normaliser's pass
   const Split split(a.shape, a.form);
-  const int64_t ctas = split.whole_heads + int64_t{1} * split.cut_heads(a.shape) * split.pieces;
   Workspace memory(a.workspace);
   const SegmentMemory states(memory, a.shape, normalized, heads_of(a.shape), segments_to_sum(a.shape, a.form)),
-      grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape), split.handed_on);
+      grads(memory, a.shape, normalized, split.cut_heads(a.shape), split.handed(a.shape));
+  const GradientMarks marks(memory, a.shape, split);
   const bool gated = a.key_gate.data != nullptr;
   PreparedGates* const gates = take_gates(memory, a.shape, gated && !divides);
   DividedGates* const divided_gates = divides ? take_divided_gates(memory, a.shape) : nullptr;
@@ -272,26 +258,26 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   if (a.form.kept_states) kept = kept_states_of(a, a.kept_states, kChunk);
   // With a normaliser beside its pass, on multiprocessors that have no work there.
   const auto prepare = [&] {
-    prepare_gates_of_chunks(a, scale, !a.form.kept_states, gates, grads, normalized, a.stream);
+    prepare_gates_of_chunks(a, scale, !a.form.kept_states, gates, marks, normalized, a.stream);
   };
-  if (divides) divide_gates_of_chunks(a, kept, divided_gates, grads);
+  if (divides) divide_gates_of_chunks(a, kept, divided_gates, marks);
   else if (gated && !normalized) prepare();
-  else if (!gated && grads.marks) clear(grads, a.stream);
+  else if (!gated && marks.begin) clear(marks.begin, marks.count, a.stream);
   Operand grad_values = a.grad_values;
   const float* grad_normalizer = nullptr;
-  Overlap overlap = (gated ? !normalized : grads.marks != nullptr) ? Overlap::kBeside : Overlap::kNone;
+  Overlap overlap = (gated ? !normalized : marks.begin != nullptr) ? Overlap::kBeside : Overlap::kNone;
   const auto sum_states = [&](By by) {
     sum_segments(a, a.key, a.value, nullptr, 1.0f, false, a.initial_state, states, 0, overlap, a.stream, by);
   };
   const auto sum_grads = [&] {
-    if (grads.marks) return false;
+    if (split.handed_on) return false;
     const By by = blocks_of(a.shape) == 1 ? By::kSegments : split.pieces == 2 ? By::kOneState : By::kStates;
     return sum_segments(a, a.query, grad_values, grad_normalizer, scale, true, a.grad_last_state, grads, split.pieces,
                         overlap, a.stream, by);
   };
   if (divides) {
     overlap = Overlap::kWaits;
-    if (!grads.marks) sum_divided_segments(a, kept, divided_gates, grads, split.pieces);
+    if (!split.handed_on) sum_divided_segments(a, kept, divided_gates, grads, split.pieces);
   } else if (normalized) {
     const ForwardSplit forward(a.shape, a.form);
     const SegmentMemory handed(memory, a.shape, true, forward);
@@ -322,7 +308,8 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.kept = kept;
   p.grad_states = grads.states;
   p.grad_vectors = grads.vectors;
-  p.marks = grads.marks;
+  p.marks = marks.states;
+  p.tile_marks = marks.tiles;
   p.handed = grads.segments;
   const Maps map = maps_of(a);
   p.maps[0] = map(a.query, a.shape.key_dim);
@@ -344,14 +331,16 @@ void warpgroup_backward(const MatrixStateBackward& a) {
   p.initial = a.initial_state;
   p.grad_last = a.grad_last_state;
   p.grad_initial = a.grad_initial_state;
+  const bool overlapping = states.segments > 0 || overlap != Overlap::kNone;
+  if (tiles_of(a.shape) > 1) return launch_gradients_of_two_tiles(a, split.ctas(a.shape), overlapping, p);
   by_type_and_normalizer(a, [&](auto element, auto has_gate, auto blocks, auto normalizes) {
     constexpr int kBlocks = blocks.value;
     constexpr bool kGated = has_gate.value, kNormalized = normalizes.value;
     const auto launch_gradients = [&](auto kept) {
       constexpr bool kKept = decltype(kept)::value;
-      using Shared = typename Gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>::Shared;
-      launch(sweep_gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>, ctas, Shared::kThreads,
-             Shared::kBytes, states.segments > 0 || overlap != Overlap::kNone, a.stream, p);
+      using Call = Gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>;
+      launch(sweep_gradients<decltype(element), kGated, kBlocks, kNormalized, kKept>, split.ctas(a.shape),
+             Call::Shared::kThreads, Call::kBytes, overlapping, a.stream, p);
     };
     if (a.form.kept_states) return launch_gradients(std::true_type{});
     launch_gradients(std::false_type{});

@@ -9,15 +9,15 @@ namespace lethe::matrix_state {
 
 /// The gates of all chunks, beside no kernel; marks are cleared.
 inline void divide_gates_of_chunks(const MatrixStateBackward& a, const KeptStates& kept, DividedGates* to,
-                                   const SegmentMemory& grads) {
+                                   const GradientMarks& marks) {
   PreparedGatesArguments p{};
   p.gate = arguments_of<SegmentArguments>(a).gate;
   p.length = a.shape.key_length;
   p.batch = static_cast<int>(a.shape.batch);
   p.heads = static_cast<int>(a.shape.heads);
   p.scale = static_cast<float>(a.scale);
-  p.marks = grads.marks;
-  p.mark_count = grads.mark_count;
+  p.marks = marks.begin;
+  p.mark_count = marks.count;
   p.divisors = divisors_of(a, kept);
   p.divisor_stride = kept.stride;
   p.divided = to;

@@ -1,6 +1,8 @@
 #pragma once
 // What the launches of the kernels of wgmma (launch.cu) have in common.
 
+#include <type_traits>
+
 #include "optimized/cuda/check.hpp"
 #include "optimized/cuda/matrix_state/hopper/memory.hpp"
 
@@ -33,5 +35,22 @@ inline void launch(void (*kernel)(Arguments), int64_t ctas, int threads, int byt
   kernel<<<grid, threads, bytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }
+
+/// visit(Element{}, whether there are gates, blocks of the state)
+template <typename Visit>
+inline void by_type(const MatrixStateInput& in, Visit&& visit) {
+  const auto by_blocks = [&](auto element, auto gated) {
+    if (blocks_of(in.shape) == 1) visit(element, gated, std::integral_constant<int, 1>{});
+    else visit(element, gated, std::integral_constant<int, 2>{});
+  };
+  const bool gated = in.key_gate.data != nullptr;
+  if (in.dtype == Dtype::kBFloat16)
+    gated ? by_blocks(__nv_bfloat16{}, std::true_type{}) : by_blocks(__nv_bfloat16{}, std::false_type{});
+  else gated ? by_blocks(__half{}, std::true_type{}) : by_blocks(__half{}, std::false_type{});
+}
+
+/// Of sweep_gradients, where a state has two tiles of columns (launch_tiles.cu).
+void launch_gradients_of_two_tiles(const MatrixStateBackward& a, int64_t ctas, bool overlapping,
+                                   const StateGradientArguments& p);
 
 }  // namespace lethe::matrix_state

@@ -16,7 +16,7 @@ static_assert(kChunksOfSegment<1> * kChunk == 512 &&
 inline KeptStates kept_states_of(const MatrixStateInput& in, const void* states, int tokens) {
   const Shape& s = in.shape;
   const int64_t a_head = kept_state_bytes<int64_t>(s.key_length, s.key_dim, s.value_dim, in.form, in.dtype), row = 64,
-                blocks = int64_t{1} * order_of(s).chunks * blocks_of(s);
+                blocks = int64_t{1} * tiles_of(s) * order_of(s).chunks * blocks_of(s);
   char* const begin = static_cast<char*>(const_cast<void*>(states));
   KeptStates kept{};
   kept.states = tensor_map({begin, s.heads * a_head / 2, row, a_head / 2}, in.dtype, s.batch, blocks * 64, s.heads, row,
@@ -56,6 +56,23 @@ struct SegmentMemory {
   /// Of a split of a forward.
   SegmentMemory(Workspace& memory, const Shape& shape, bool normalized, const ForwardSplit& split)
       : SegmentMemory(memory, shape, normalized, split.cut_heads(shape), split.handed(shape), split.handed_on) {}
+};
+
+/// Marks of the gradients' kernel, cleared before it: of pieces that hand R on, and of tiles of columns.
+struct GradientMarks {
+  int32_t *states = nullptr, *tiles = nullptr;  // null: there are none
+  int32_t* begin = nullptr;                     // of both
+  int count = 0;
+
+  GradientMarks(Workspace& memory, const Shape& shape, const Split& split) {
+    const int of_states = split.handed_on ? split.cut_heads(shape) * tiles_of(shape) * kWarps : 0,
+              of_tiles = tiles_of(shape) > 1 ? static_cast<int>(split.ctas(shape)) * kTileMarks : 0;
+    count = of_states + of_tiles;
+    if (count == 0) return;
+    begin = memory.take<int32_t>(count);
+    if (of_states > 0) states = begin;
+    if (of_tiles > 0) tiles = begin + of_states;
+  }
 };
 
 /// What a normaliser's pass writes before the backward: dO over z·q, [B, T, H, V] of 16 bits, and the gradient of z·q.

@@ -167,15 +167,19 @@ __device__ __forceinline__ void store_packed_from(uint32_t tile, const uint32_t 
     ptx::store_matrices(tile + (own ^ 32 * c), packed[4 * c], packed[4 * c + 1], packed[4 * c + 2], packed[4 * c + 3]);
 }
 
-/// A warp's 16 rows of a tile that begins at token `first`, by way of its part of a tile in shared memory whose last store has been read.
+/// A warp's 16 rows of a tile that begins at token `first`, by way of its part of a tile in shared memory whose last store has been read; `adds`: to
+/// what is there.
 __device__ __forceinline__ void store_rows_by_map(char* tile, const uint32_t (&packed)[16], const CUtensorMap& map,
-                                                  int column, int64_t first, int64_t b, int64_t h, Place at) {
+                                                  int column, int64_t first, int64_t b, int64_t h, Place at,
+                                                  bool adds = false) {
   store_packed(ptx::shared_address(tile), packed, at);
   ptx::fence_async_shared();
   __syncwarp();
   if (at.lane == 0) {
-    ptx::store_tile(&map, tile + 16 * at.block * 128, column, static_cast<int>(h),
-                    static_cast<int>(first) + 16 * at.block, static_cast<int>(b));
+    const char* const rows = tile + 16 * at.block * 128;
+    const int token = static_cast<int>(first) + 16 * at.block;
+    if (adds) ptx::reduce_add_tile(&map, rows, column, static_cast<int>(h), token, static_cast<int>(b));
+    else ptx::store_tile(&map, rows, column, static_cast<int>(h), token, static_cast<int>(b));
     ptx::bulk_commit();
   }
 }

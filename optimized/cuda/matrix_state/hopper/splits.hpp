@@ -62,7 +62,7 @@ struct ForwardSplit {
   int handed(const Shape& shape) const { return second > 0 ? second : segments_before_last(shape, pieces); }
 };
 
-/// The heads that a backward sweeps by a CTA each; and the pieces of the others, which would leave multiprocessors without work.
+/// The heads that a backward sweeps by a CTA each for a tile; and the pieces of the others, which would leave multiprocessors without work.
 struct Split {
   int whole_heads, pieces;
   /// R of the second of two pieces comes from the first, between which a round of whole heads is swept.
@@ -70,30 +70,35 @@ struct Split {
 
   Split(const Shape& shape, const MatrixStateForm& form) : whole_heads(static_cast<int>(heads_of(shape))), pieces(1) {
     cut(shape, form);
-    handed_on = form.kept_states && pieces == 2 && whole_heads >= multiprocessors();
+    handed_on = form.kept_states && pieces == 2 && int64_t{1} * whole_heads * tiles_of(shape) >= multiprocessors();
   }
   int cut_heads(const Shape& shape) const { return static_cast<int>(heads_of(shape)) - whole_heads; }
   int handed(const Shape& shape) const { return segments_before_last(shape, pieces); }
+  int64_t ctas(const Shape& shape) const {
+    return tiles_of(shape) * (whole_heads + int64_t{1} * cut_heads(shape) * pieces);
+  }
 
  private:
   void cut(const Shape& shape, const MatrixStateForm& form) {
-    const int processors = multiprocessors(), left = whole_heads % processors, segments = order_of(shape).segments;
+    const int processors = multiprocessors(), tiles = tiles_of(shape), segments = order_of(shape).segments,
+              left = static_cast<int>((int64_t{1} * whole_heads * tiles % processors + tiles - 1) / tiles),
+              ctas = left * tiles;
     if (left == 0) return;
     if (blocks_of(shape) > 1) {  // R of a piece's beginning comes by a CTA a head
       if (form.normalize) return;
-      pieces = std::clamp(processors / left, 1, segments);
+      pieces = std::clamp(processors / ctas, 1, segments);
       if (pieces > 1) whole_heads -= left;
       return;
     }
     if (form.key_gate == MatrixStateForm::Gate::kNone) {  // memory binds, and further pieces bring further rounds
-      pieces = std::clamp(processors / left, 1, segments);
+      pieces = std::clamp(processors / ctas, 1, segments);
       if (pieces > 1) whole_heads -= left;
       return;
     }
     // Rounds of CTAs times the segments of one, and for R of a piece's beginning as much as a fraction of a head.
     constexpr double kCostOfPiece = 0.005;
     const auto cost = [&](int n) {
-      return (left * n + processors - 1) / processors * ((segments + n - 1) / n) + kCostOfPiece * segments * n;
+      return (ctas * n + processors - 1) / processors * ((segments + n - 1) / n) + kCostOfPiece * segments * n;
     };
     for (int n = 2; n <= segments; ++n)
       if (cost(n) < cost(pieces)) pieces = n;

@@ -1,0 +1,102 @@
+#pragma once
+// A state of two tiles of columns in the gradients' kernel, a CTA each, one beside the other in number. dv, S and R are a tile's own; dq, dk and d log f
+// are sums over tiles: the first one's CTA stores its part, rounded as a result is, and the second one's adds to that. So equal calls give equal bits.
+//
+// The second waits for the first, whose number is lower by one and which waits for no second one: it runs already, or has ended. Where a piece waits for
+// the one before (sweep_grad_states), that is of the same tile and has a lower number, too. So no CTA waits for one that cannot begin.
+//
+// Warps that store dq and dk would wait for a release and an acquire once a chunk; a warp of each CTA that has no other work does that in their place.
+
+#include "optimized/cuda/matrix_state/hopper/gradients_shared.cuh"
+#include "optimized/cuda/ptx/publish.cuh"
+
+namespace lethe::matrix_state {
+
+/// A warp of the first tile that stores dq and dk: those of the chunk that begins at a token are complete, as are all groups of copies but the kYounger
+/// last ones.
+template <int kYounger, typename Call>
+__device__ __forceinline__ void note_stored(const Call& call, int64_t first) {
+  if constexpr (Call::kTwoTiles) {
+    if (call.is_first() && call.lane == 0) {
+      ptx::bulk_wait<kYounger>();
+      ptx::store_release_shared(&call.tiles().stored[call.warp], call.done_with(first));
+    }
+    __syncwarp();
+  }
+}
+
+/// The same when all are.
+template <typename Call>
+__device__ __forceinline__ void note_all_stored(const Call& call) {
+  if constexpr (Call::kTwoTiles) {
+    if (call.lane == 0) ptx::store_release_shared(&call.tiles().stored[call.warp], call.done_at_end());
+  }
+}
+
+/// A warp of the first tile: what the warps noted, to the other CTA.
+template <typename Call>
+__device__ __forceinline__ void publish_stored(const Call& call) {
+  const int32_t* const stored = &call.tiles().stored[call.lane % kWarps];
+  int32_t* const mark = call.tile_marks();
+  const int last = call.done_at_end();
+  for (int done = call.order.chunks - 1 - call.order.chunk(call.piece.begin, 0); done < last;) {
+    int now;
+    while ((now = __reduce_min_sync(kAllLanes, ptx::load_acquire_shared(stored))) <= done) __nanosleep(100);
+    __syncwarp();
+    ptx::store_release_if(call.lane == 0, mark, now);
+    done = now;
+  }
+}
+
+/// A warp of the second tile: until the first has dq and dk of a chunk, which may then be added to, for every chunk.
+template <typename Call>
+__device__ __forceinline__ void wait_for_first_tile(const Call& call) {
+  wait_for_previous_kernel();  // which clears marks
+  auto& small = call.small();
+  const int32_t* const mark = call.tile_marks();
+  ptx::RingPosition at;
+  call.each_chunk([&](const auto& chunk) {
+    const int done = call.done_with(chunk.first);
+    while (!__all_sync(kAllLanes, ptx::load_acquire(mark) >= done)) __nanosleep(64);
+    ptx::fence_async_global();
+    ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);  // the stage's chunk before has been added
+    arrive_warp(&call.tiles().first_done[at.index], call.lane);
+    at.advance(Call::Shared::kStages);
+  });
+}
+
+/// A warp of the second tile that stores dq and dk, before it adds those of a stage's chunk.
+template <typename Call>
+__device__ __forceinline__ void wait_until_first_done(const Call& call, const ptx::RingPosition& at) {
+  if constexpr (Call::kTwoTiles) {
+    if (call.adds()) ptx::mbarrier_wait(&call.tiles().first_done[at.index], at.parity);
+  }
+}
+
+/// The warp of d log f, of the first tile: those of the chunks so far.
+template <typename Call>
+__device__ __forceinline__ void publish_gate_gradient(const Call& call, int done) {
+  if constexpr (Call::kTwoTiles) {
+    if (!call.is_first()) return;
+    __threadfence();
+    __syncwarp();
+    ptx::store_release_if(call.lane == 0, call.tile_marks() + 1, done);
+  }
+}
+
+/// The same warp, of either tile, before it has the next chunk's, which begins at `first`: publishes the one before; or a lane's two numbers of the
+/// first tile, of a chunk of `tokens` tokens.
+template <typename Call>
+__device__ __forceinline__ float2 gate_gradient_of_first_tile(const Call& call, const float* from, int64_t tokens,
+                                                              int64_t first) {
+  const int done = call.done_with(first);
+  publish_gate_gradient(call, done - 1);
+  float2 both{0.0f, 0.0f};
+  if (call.is_first()) return both;
+  while (!__all_sync(kAllLanes, ptx::load_acquire(call.tile_marks() + 1) >= done)) __nanosleep(64);
+  if (2 * call.lane < tokens) both.x = __ldcg(from + int64_t{2} * call.lane * call.p.heads);
+  if (2 * call.lane + 1 < tokens) both.y = __ldcg(from + (int64_t{2} * call.lane + 1) * call.p.heads);
+  return both;
+}
+
+}  // namespace lethe::matrix_state

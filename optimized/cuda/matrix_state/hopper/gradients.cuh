@@ -89,15 +89,12 @@ __device__ __forceinline__ void store_gate_gradients(const Call& call) {
       return is_cut(load_global(call.gate() + min(token, p.length - 1) * p.gate.token_stride));
     };
     const Cuts cuts{is_cut_at(first_done + 2 * call.lane), is_cut_at(first_done + 2 * call.lane + 1)};
-    const auto to = [&] { return p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h; };
     if constexpr (Call::kTwoTiles) {
-      const float2 of_first_tile = gate_gradient_of_first_tile(call, to(), p.length - first_done, first_done);
-      wait();
-      const float2 own = gate_gradient<true>(crossings, cuts, call.lane);
-      store_pair({own.x + of_first_tile.x, own.y + of_first_tile.y}, to(), p.heads, p.length - first_done, call.lane);
+      store_gate_gradient_of_tile(call, crossings, cuts, first_done, wait);
     } else {
       wait();
-      store_gate_gradient(crossings, cuts, to(), p.heads, p.length - first_done, call.lane);
+      store_gate_gradient(crossings, cuts, p.grad_gate + (call.b * p.length + first_done) * p.heads + call.h, p.heads,
+                          p.length - first_done, call.lane);
     }
     first_done -= kChunk;
   });
@@ -142,8 +139,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
   // In a uniform register, else no warpgroup's loop would have its own in those.
   const int group = kDivides ? ptx::in_uniform_register(group_of_thread) : group_of_thread;
   const int heads = p.batch * p.heads, cut_heads = heads - p.whole_heads;
-  constexpr int kTiles = kTwoTiles ? 2 : 1;
-  int unit = static_cast<int>(blockIdx.x) / kTiles;
+  int unit = static_cast<int>(blockIdx.x) / (kTwoTiles ? 2 : 1);
   // Pieces that others wait for come first, then whole heads, by the end of whose first round those have ended.
   if (kKept && p.marks && unit < heads) unit += unit < cut_heads ? p.whole_heads : -cut_heads;
   const int cut = unit - p.whole_heads, head = cut < 0 ? unit : p.whole_heads + cut % cut_heads;
@@ -160,8 +156,7 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
                   head % p.heads,
                   head,
                   order,
-                  piece,
-                  static_cast<int>(blockIdx.x) % kTiles};
+                  piece};
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     auto& small = call.small();

@@ -58,18 +58,14 @@ __device__ inline float2 gate_gradient(const FusedCrossings& from, const Cuts& c
           cuts.second ? 0.0f : ((query.y + beyond) + (before + key.x)) + states};
 }
 
-/// A warp: a lane's two numbers of a chunk of `tokens` tokens, `stride` apart.
-__device__ inline void store_pair(const float2& both, float* to, int64_t stride, int64_t tokens, int lane) {
+/// A warp: that of a chunk of `tokens` tokens, `stride` apart.
+__device__ inline void store_gate_gradient(const FusedCrossings& from, const Cuts& cuts, float* to, int64_t stride,
+                                           int64_t tokens, int lane) {
+  const float2 both = gate_gradient<true>(from, cuts, lane);
   const float x[2] = {both.x, both.y};
 #pragma unroll
   for (int i = 0; i < 2; ++i)
     if (2 * lane + i < tokens) to[(2 * lane + i) * stride] = x[i];
-}
-
-/// A warp: d log f of a chunk.
-__device__ inline void store_gate_gradient(const FusedCrossings& from, const Cuts& cuts, float* to, int64_t stride,
-                                           int64_t tokens, int lane) {
-  store_pair(gate_gradient<true>(from, cuts, lane), to, stride, tokens, lane);
 }
 
 }  // namespace lethe::matrix_state

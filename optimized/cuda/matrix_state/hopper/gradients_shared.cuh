@@ -105,7 +105,6 @@ struct Gradients {
   const int b, h, head;
   const SegmentOrder order;  ///< in reverse
   const Piece piece;
-  const int tile;  ///< of columns
 
   __device__ typename Shared::Small& small() const {
     return *reinterpret_cast<typename Shared::Small*>(memory + Shared::kSmall);
@@ -162,11 +161,11 @@ struct Gradients {
     else return prepared_gates(first).in_reverse;
   }
   /// The tile of columns, and its first one.
-  __device__ int column_tile() const { return kTwoTiles ? tile : 0; }
+  __device__ int column_tile() const { return kTwoTiles ? static_cast<int>(blockIdx.x % 2) : 0; }
   __device__ int column() const { return 64 * column_tile(); }
   /// Whether the CTA is that of the first of two tiles, or of the second, which adds to what that stores.
-  __device__ bool is_first() const { return kTwoTiles && tile == 0; }
-  __device__ bool adds() const { return kTwoTiles && tile > 0; }
+  __device__ bool is_first() const { return kTwoTiles && column_tile() == 0; }
+  __device__ bool adds() const { return kTwoTiles && column_tile() > 0; }
   /// Of the states that pieces begin with: those of this head and tile.
   __device__ int handed_state() const {
     return column_tile() * (p.batch * p.heads - p.whole_heads) + head - p.whole_heads;

@@ -7,6 +7,7 @@
 //
 // Warps that store dq and dk would wait for a release and an acquire once a chunk; a warp of each CTA that has no other work does that in their place.
 
+#include "optimized/cuda/matrix_state/hopper/gradients_gates.cuh"
 #include "optimized/cuda/matrix_state/hopper/gradients_shared.cuh"
 #include "optimized/cuda/ptx/publish.cuh"
 
@@ -84,19 +85,26 @@ __device__ __forceinline__ void publish_gate_gradient(const Call& call, int done
   }
 }
 
-/// The same warp, of either tile, before it has the next chunk's, which begins at `first`: publishes the one before; or a lane's two numbers of the
-/// first tile, of a chunk of `tokens` tokens.
-template <typename Call>
-__device__ __forceinline__ float2 gate_gradient_of_first_tile(const Call& call, const float* from, int64_t tokens,
-                                                              int64_t first) {
+/// The same warp, of either tile: that of the chunk that begins at `first`, whose crossings are there after wait(). Before that the first publishes
+/// the chunk before, and the second waits for this one.
+template <typename Call, typename Wait>
+__device__ __forceinline__ void store_gate_gradient_of_tile(const Call& call, const FusedCrossings& crossings,
+                                                            const Cuts& cuts, int64_t first, Wait wait) {
+  const auto& p = call.p;
   const int done = call.done_with(first);
   publish_gate_gradient(call, done - 1);
-  float2 both{0.0f, 0.0f};
-  if (call.is_first()) return both;
-  while (!__all_sync(kAllLanes, ptx::load_acquire(call.tile_marks() + 1) >= done)) __nanosleep(64);
-  if (2 * call.lane < tokens) both.x = __ldcg(from + int64_t{2} * call.lane * call.p.heads);
-  if (2 * call.lane + 1 < tokens) both.y = __ldcg(from + (int64_t{2} * call.lane + 1) * call.p.heads);
-  return both;
+  while (call.adds() && !__all_sync(kAllLanes, ptx::load_acquire(call.tile_marks() + 1) >= done)) __nanosleep(64);
+  wait();
+  const float2 both = gate_gradient<true>(crossings, cuts, call.lane);
+  const float x[2] = {both.x, both.y};
+  float* const to = p.grad_gate + (call.b * p.length + first) * p.heads + call.h;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (const int n = 2 * call.lane + i; n < p.length - first) {
+      float* const own = to + int64_t{1} * n * p.heads;
+      *own = call.adds() ? __ldcg(own) + x[i] : x[i];
+    }
+  }
 }
 
 }  // namespace lethe::matrix_state

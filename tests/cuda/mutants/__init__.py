@@ -14,8 +14,8 @@ copies_wait, in_uniform_register that of broadcast, mbarrier_init and mbarrier_a
 mbarrier_try_wait that of mbarrier_wait_patiently, named_barrier_arrive that of named_barrier_sync, store_release that of load_acquire,
 operand_descriptor and pin_uniform that of unswizzled_descriptor; those of wgmma are of its macro. Those of the matrix state's kernels have none of
 their own (matrix_state.py has mutants of what calls them): load_global4, load_word, load_words, store_word, store_words, store_words_where,
-load_floats, store_floats, store_run, multiply_add_8, larger_magnitudes, store_fragments, store_fragments_transposed, store_release_if,
-store_release_shared, load_acquire_shared, sync_threads, transposed, transpose_matrix and elect; wgmma_steps is a macro as that of wgmma.
+load_floats, store_floats, store_run, multiply_add_8, larger_magnitudes, store_fragments, store_fragments_transposed, store_release_if, sync_threads,
+transposed, transpose_matrix and elect; wgmma_steps is a macro as that of wgmma.
 Nor is in the list what leaves the device with random numbers of tiles to walk: a main kernel on a stream that its plan is not on may never end.
 """
 

@@ -176,8 +176,8 @@ __global__ void __launch_bounds__(GradientsShared<kBlocks, kNormalized, kKept>::
     for (uint64_t* barrier : {&small.grad_state_full, &small.grad_state_empty, &small.pairs_full, &small.pairs_empty})
       ptx::mbarrier_init(barrier, kArrivals);
     if constexpr (kTwoTiles) {
-      init(call.tiles().first_done, kArrivalsOfAWarp);
-      for (int32_t& stored : call.tiles().stored) stored = 0;
+      init(call.tiles().stored, kArrivals);
+      init(call.tiles().passed, kArrivalsOfAWarp);
     }
     ptx::mbarrier_init_fence();
   }

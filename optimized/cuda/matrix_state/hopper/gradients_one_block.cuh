@@ -60,7 +60,6 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     __syncwarp();
     store_rows_by_map(call.memory + tile, packed, p.maps[4 + kResult], kResult == 2 ? call.column() : 0, first, call.b,
                       call.h, place, kResult < 2 && call.adds());
-    if constexpr (kResult == 0) note_stored<2>(call, first + kChunk);  // the last one's dv and this dq are on their way
   };
   constexpr std::integral_constant<int, 0> kQueries{};
   constexpr std::integral_constant<int, 1> kKeys{};
@@ -113,6 +112,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
       wait_until_first_done(call, at);
       store(kQueries, parity, out, call.result_scale(), chunk.first);
+      note_stored<2>(call, at);  // but the last chunk's dv and this dq
       start(out);
       ptx::wgmma_fence();
       issue_value_of_state();
@@ -199,6 +199,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::fence_registers(out);
       wait_until_first_done(call, at);
       store(kQueries, parity, out, grad_unit, chunk.first);
+      note_stored<2>(call, at);
       start(out);
       ptx::wgmma_fence();
       issue_value_of_state();
@@ -232,7 +233,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
     parity ^= 1;
   });
   if (call.lane == 0) ptx::bulk_wait<0>();
-  note_all_stored(call);
+  note_stored<0>(call, at);
 }
 
 }  // namespace lethe::matrix_state

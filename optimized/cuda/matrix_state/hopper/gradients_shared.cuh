@@ -74,10 +74,11 @@ struct GradientsShared {
                        kDivided = (kSmall + static_cast<int>(sizeof(Small)) + 15) / 16 * 16,
                        kBytes = kDivides ? kDivided + static_cast<int>(sizeof(Divided)) : kSmall + sizeof(Small);
   static_assert(kBytes <= 227 * 1024 && kSmall % 8 == 0);
-  /// Of two tiles of columns (gradients_tiles.cuh): that the second one's may be added, and what the first one's warps have stored.
+  /// Of two tiles of columns (gradients_tiles.cuh).
   struct Tiles {
-    uint64_t first_done[kStages];  ///< of a stage's chunk
-    int32_t stored[kWarps];        ///< chunks, counted from the sequence's end
+    uint64_t stored[kStages];  ///< of the first: dq and dk of the chunks before a stage's
+    uint64_t
+        passed[kStages];  ///< of the first: that is published; of the second: dq and dk of a stage's chunk may be added
   };
   static constexpr int kTiles = kDivided, kBytesOfTwo = kTiles + static_cast<int>(sizeof(Tiles));
   static_assert(kDivides || kNormalized || kBytesOfTwo <= 227 * 1024);

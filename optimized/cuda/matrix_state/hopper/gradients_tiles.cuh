@@ -13,40 +13,37 @@
 
 namespace lethe::matrix_state {
 
-/// A warp of the first tile that stores dq and dk: those of the chunk that begins at a token are complete, as are all groups of copies but the kYounger
-/// last ones.
+/// A warp of the first tile that stores dq and dk, in a stage's chunk or after the last one: those of the chunks before are complete, as are all groups
+/// of copies but the kYounger last ones.
 template <int kYounger, typename Call>
-__device__ __forceinline__ void note_stored(const Call& call, int64_t first) {
+__device__ __forceinline__ void note_stored(const Call& call, const ptx::RingPosition& at) {
   if constexpr (Call::kTwoTiles) {
-    if (call.is_first() && call.lane == 0) {
+    if (!call.is_first()) return;
+    auto& tiles = call.tiles();
+    ptx::mbarrier_wait(&tiles.passed[at.index], at.parity ^ 1);
+    if (arrives(call.lane)) {
       ptx::bulk_wait<kYounger>();
-      ptx::store_release_shared(&call.tiles().stored[call.warp], call.done_with(first));
+      ptx::mbarrier_arrive(&tiles.stored[at.index]);
     }
     __syncwarp();
   }
 }
 
-/// The same when all are.
-template <typename Call>
-__device__ __forceinline__ void note_all_stored(const Call& call) {
-  if constexpr (Call::kTwoTiles) {
-    if (call.lane == 0) ptx::store_release_shared(&call.tiles().stored[call.warp], call.done_at_end());
-  }
-}
-
-/// A warp of the first tile: what the warps noted, to the other CTA.
+/// A warp of the first tile: what those noted, to the other CTA.
 template <typename Call>
 __device__ __forceinline__ void publish_stored(const Call& call) {
-  const int32_t* const stored = &call.tiles().stored[call.lane % kWarps];
-  int32_t* const mark = call.tile_marks();
-  const int last = call.done_at_end();
-  for (int done = call.order.chunks - 1 - call.order.chunk(call.piece.begin, 0); done < last;) {
-    int now;
-    while ((now = __reduce_min_sync(kAllLanes, ptx::load_acquire_shared(stored))) <= done) __nanosleep(100);
-    __syncwarp();
-    ptx::store_release_if(call.lane == 0, mark, now);
-    done = now;
-  }
+  auto& tiles = call.tiles();
+  ptx::RingPosition at;
+  const auto publish = [&](int done) {
+    ptx::mbarrier_wait(&tiles.stored[at.index], at.parity);
+    ptx::store_release_if(call.lane == 0, call.tile_marks(), done);
+  };
+  call.each_chunk([&](const auto& chunk) {
+    publish(call.done_with(chunk.first) - 1);
+    arrive_warp(&tiles.passed[at.index], call.lane);
+    at.advance(Call::Shared::kStages);
+  });
+  publish(call.done_at_end());
 }
 
 /// A warp of the second tile: until the first has dq and dk of a chunk, which may then be added to, for every chunk.
@@ -61,7 +58,7 @@ __device__ __forceinline__ void wait_for_first_tile(const Call& call) {
     while (!__all_sync(kAllLanes, ptx::load_acquire(mark) >= done)) __nanosleep(64);
     ptx::fence_async_global();
     ptx::mbarrier_wait(&small.empty[at.index], at.parity ^ 1);  // the stage's chunk before has been added
-    arrive_warp(&call.tiles().first_done[at.index], call.lane);
+    arrive_warp(&call.tiles().passed[at.index], call.lane);
     at.advance(Call::Shared::kStages);
   });
 }
@@ -70,7 +67,7 @@ __device__ __forceinline__ void wait_for_first_tile(const Call& call) {
 template <typename Call>
 __device__ __forceinline__ void wait_until_first_done(const Call& call, const ptx::RingPosition& at) {
   if constexpr (Call::kTwoTiles) {
-    if (call.adds()) ptx::mbarrier_wait(&call.tiles().first_done[at.index], at.parity);
+    if (call.adds()) ptx::mbarrier_wait(&call.tiles().passed[at.index], at.parity);
   }
 }
 

@@ -181,7 +181,7 @@ __device__ __forceinline__ void sweep_queries_and_keys(const Call& call) {
                                                    false);
       ptx::wgmma_commit();
     }
-    note_stored<kBlocks>(call, chunk.first + kChunk);  // this dk is on its way
+    note_stored<kBlocks>(call, at);  // but this dk
 
     // dq
     dot[0] = dot[1] = 0.0f;
@@ -229,7 +229,7 @@ __device__ __forceinline__ void sweep_queries_and_keys(const Call& call) {
   });
   release_last();
   if (call.lane == 0) ptx::bulk_wait<0>();
-  note_all_stored(call);
+  note_stored<0>(call, at);
 }
 
 }  // namespace lethe::matrix_state

@@ -69,18 +69,32 @@ bool solve_beside(DeltaSolveArguments p, int64_t sweeping, int32_t* ready, cudaS
   const int64_t places = multiprocessors(), left = places - sweeping;
   if (!launches_overlap() || left < std::max<int64_t>(1, places / 8)) return false;
   const int64_t all = int64_t{1} * p.all_heads * p.chunks,
-                ctas = std::min(places, (all + Shared::kSolvers - 1) / Shared::kSolvers),
-                staying = std::min(ctas, left),  // one at least: each chunk has a CTA
-      before = all - staying * Shared::kSolvers * p.chunks / kSweptMeanwhile, a_round = ctas * Shared::kSolvers;
-  p.rounds = static_cast<int>(std::max<int64_t>(1, (before + a_round - 1) / a_round));
+                most = std::min(places, (all + Shared::kSolvers - 1) / Shared::kSolvers);
+  const auto meanwhile = [&](int64_t ctas) { return ctas * Shared::kSolvers * p.chunks / kSweptMeanwhile; };
+  int64_t ctas = most, staying = std::min(most, left);  // one at least: each chunk has a CTA
+  // Where those that stay are enough they are all there is, and the sweep begins with them: in pairs, which share a multiprocessor's neighbourhood. Next to
+  // a sweep one takes half as long again.
+  const bool at_once = kBlocks == 2 && all <= meanwhile(staying / 2 * 2);
+  if (at_once) ctas = staying = staying / 2 * 2;
+  const int64_t a_round = ctas * Shared::kSolvers, rounds = (all - meanwhile(staying) + a_round - 1) / a_round;
+  p.rounds = at_once ? 0 : static_cast<int>(std::max<int64_t>(1, rounds));
   p.staying = static_cast<int>(staying);
   p.ready = ready;
   const auto kernel = solve_chunks_beside<Element, kBlocks>;
   allow_bytes(reinterpret_cast<const void*>(kernel), Shared::kBytes);
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
              "delta rule: shared memory");  // the sweep's, for which it needn't change
-  kernel<<<static_cast<unsigned>(ctas), Shared::kThreads, Shared::kBytes, stream>>>(p);
-  cuda_check(cudaGetLastError(), "delta rule: launch");
+  cudaLaunchAttribute pairs{};
+  pairs.id = cudaLaunchAttributeClusterDimension;
+  pairs.val.clusterDim.x = 2, pairs.val.clusterDim.y = pairs.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(Shared::kThreads);
+  config.dynamicSmemBytes = Shared::kBytes;
+  config.stream = stream;
+  config.attrs = &pairs;
+  config.numAttrs = at_once ? 1 : 0;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, p), "delta rule: launch");
   return true;
 }
 

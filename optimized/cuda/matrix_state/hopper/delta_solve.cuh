@@ -332,7 +332,13 @@ struct ChunkSolver {
     keep_rows<3>(to, transposed, w);
   }
 
-  /// All chunks of this warp, whose barrier is there.
+  /// Begins to load its first chunk, if there is one; its barrier is there.
+  __device__ __forceinline__ void begin() const {
+    const int number = order(0);
+    if (number < all()) load(At(p, number));
+  }
+  /// All chunks of this warp; whether it has begun to load the first.
+  template <bool kBegun = false>
   __device__ __forceinline__ void run() const {
     int number = order(0);
     if (number >= all()) return;
@@ -341,7 +347,7 @@ struct ChunkSolver {
       reinterpret_cast<int2*>(own.gates.first_seen)[lane] = {};
     }
     At at(p, number);
-    load(at);
+    if constexpr (!kBegun) load(at);
     for (int k = 0; number < all(); ++k) {
       number = order(k + 1);
       const At next(p, number);

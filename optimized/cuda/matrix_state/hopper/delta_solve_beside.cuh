@@ -24,17 +24,25 @@ __global__ void __launch_bounds__(SolveBesideShared<kBlocks>::kThreads, 1)
   using Solver = ChunkSolver<Element, kBlocks, SolveBesideShared<kBlocks>::kSolvers, true>;
   extern __shared__ __align__(1024) char memory[];
   const Solver solver(p, memory, ptx::in_uniform_register(threadIdx.x / 32));
+  const auto make_barrier = [&] {
+    if (solver.lane > 0) return;
+    ptx::mbarrier_init(&solver.own.full, 1);
+    ptx::mbarrier_init_fence();
+  };
+  constexpr bool kBegins = kBlocks == 2;  // before the marks; of 64 rows there are too few registers
+  if constexpr (kBegins) {
+    make_barrier();
+    __syncwarp();
+    solver.begin();
+  }
   // None of the chunks that this warp solves is ready.
   for (int k = solver.lane, i = solver.order(k); i < solver.all(); k += 32, i = solver.order(k))
     p.ready[typename Solver::At(p, i).index(p)] = 0;
   __threadfence();
-  if (solver.lane == 0) {
-    ptx::mbarrier_init(&solver.own.full, 1);
-    ptx::mbarrier_init_fence();
-  }
+  if constexpr (!kBegins) make_barrier();
   __syncthreads();
   let_next_kernel_start();  // what it waits for is cleared
-  solver.run();
+  solver.template run<kBegins>();
 }
 
 }  // namespace lethe::matrix_state

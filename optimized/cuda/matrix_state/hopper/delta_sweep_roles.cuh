@@ -79,6 +79,12 @@ struct DeltaSweep {
   __device__ __forceinline__ void prepare_tiles() const;
   __device__ __forceinline__ void send_output(int n) const;
 
+  /// A thread: chunk n's tiles to L2.
+  __device__ __forceinline__ void prefetch(int n) const {
+    prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first_of(n), b, h);
+    if constexpr (kReads) prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first_of(n), b, h);
+    prefetch_tile_of<kGroups>(p.maps[2], p.value, 64 * tile, first_of(n), b, h);
+  }
   /// A thread: begins to bring chunk n to stage i.
   __device__ __forceinline__ void copy(int n, int i) const {
     char* const to = stage(i);
@@ -113,6 +119,8 @@ struct DeltaSweep {
   __device__ __forceinline__ void load_solved() const {
     if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
     if constexpr (!kReads) let_next_kernel_start();  // the sweep back, which reads what the solve has left
+    if (kBesideSolve && p.ready && lane == 0)  // while the first ones are solved
+      for (int n = 0; n < min(p.chunks, Shared::kStages); ++n) prefetch(n);
     int known = 0;  // chunks that are solved
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {

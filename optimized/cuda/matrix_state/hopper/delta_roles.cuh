@@ -24,17 +24,10 @@ struct DeltaSweepRoles {
                        kStateRegisters = kBlocks == 1 ? 144 : 184;
 };
 
-/// 0, which ptxas takes from a clock read here: what begins with it is not scheduled between the wgmma before.
-__device__ __forceinline__ float zero_from_here() {
-  uint32_t now;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
-  return static_cast<float>(now) * 0.0f;
-}
-
-/// A warp: the largest of the numbers of a state, in four chains that begin with `zero`.
+/// A warp: the largest of the numbers of a state.
 template <int kCount>
-__device__ __forceinline__ float largest_of_sums(const float (&sums)[kCount][32], float zero = 0.0f) {
-  float most[4] = {zero, zero, zero, zero};
+__device__ __forceinline__ float largest_of_sums(const float (&sums)[kCount][32]) {
+  float most[4] = {};
 #pragma unroll
   for (int m = 0; m < kCount; ++m)
 #pragma unroll

@@ -66,12 +66,14 @@ struct DeltaSweep {
   }
   /// Of the state before chunk n.
   __device__ __forceinline__ void measure(const State& state, int group, int n) const {
-    float zero = 0.0f;
-    if constexpr (kTiles && !std::is_same_v<Element, __half>) zero = zero_from_here();  // else ptxas waits for each wgmma
-    const float most = largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state), zero);
+    publish_largest(largest_of_sums(reinterpret_cast<const float(&)[kBlocks][32]>(state)), group, n);
+  }
+  __device__ __forceinline__ void publish_largest(float most, int group, int n) const {
     if (lane == 0) small().largest[n % 2][group * kWarps + block] = most;
     arrive_warp(&small().measured[n % 2], lane);
   }
+  /// What the largest number of a state may have lost where it is measured as float16; of larger ones kRoot of bound_of() has what that rounds off.
+  static constexpr float kLostByRounding = 0x1p-24f;
 
   // Where W and P are tiles: delta_tiles_roles.cuh, delta_sweep_tiles.cuh
   __device__ __forceinline__ void sweep_tiles(int group) const;

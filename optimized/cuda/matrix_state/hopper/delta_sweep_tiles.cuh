@@ -3,10 +3,10 @@
 // are tiles, so that all products are wgmma.
 //
 //   product                      meanwhile
-//   Sᵀ Kᵀ                        S is measured and scaled
+//   Sᵀ Kᵀ                        S is scaled
 //   Xᵀ (W β)ᵀ                    –
 //   Sᵀ Qᵀ, then (D_C β R)ᵀ K     γ Sᵀ Qᵀ
-//   Rᵀ (P β)ᵀ, after these       S of the next chunk is rounded
+//   Rᵀ (P β)ᵀ, after these       S of the next chunk is rounded, and measured
 
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_values.cuh"
@@ -63,12 +63,17 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     number = p.initial && there ? p.initial[place] : 0.0f;
   });
   const auto scale_state = [&](float factor) { scale(state, factor); };
-  const auto measure = [&](int n) { this->measure(state, group, n); };
-  uint32_t rounded[kBlocks][16];
+  uint32_t rounded[kBlocks][16], most = 0;  // most: of their magnitudes, in pairs
   const auto round_state = [&] {
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m)
       pack_sums<__half>(rounded[m], reinterpret_cast<const float(&)[kBlocks][32]>(state)[m], 1.0f);
+    uint32_t of[2] = {};
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+      for (int i = 0; i < 16; ++i) of[i % 2] = ptx::larger_magnitudes<__half>(of[i % 2], rounded[m][i]);
+    most = ptx::larger_magnitudes<__half>(of[0], of[1]);
   };
   const auto fence_rounded = [&] {
 #pragma unroll
@@ -108,7 +113,10 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
     ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
     issue_rows(x, query + Shared::kKey);
-    if (n > 0) measure(n);
+    if (n > 0) {
+      const float2 pair = unpack<__half>(most & 0x7fff7fffu);
+      publish_largest(largest_of_warp(fmaxf(pair.x, pair.y)) + kLostByRounding, group, n);
+    }
     uint32_t values[kWarps][4];
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
@@ -132,7 +140,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       }
     });
   };
-  measure(0);
+  measure(state, group, 0);
   ptx::mbarrier_wait(&small().prepared[0], 0);
   scale_state(small().first_reciprocal);
   round_state();
@@ -170,10 +178,6 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     scale_mirrored(out, small().units[at.index].read_state(), lane);
     ptx::fence_registers(out);
     ptx::fence_registers(residual);
-    if constexpr (std::is_same_v<Element, __half>) {  // else ptxas finds too few registers, and waits for each wgmma
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(state);
-    }
     ptx::wgmma_fence();
     issue_lower(out, residual, pairs_tile(n));
     ptx::wgmma_commit();

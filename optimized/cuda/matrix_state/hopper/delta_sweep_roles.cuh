@@ -78,6 +78,7 @@ struct DeltaSweep {
   // Where W and P are tiles: delta_tiles_roles.cuh, delta_sweep_tiles.cuh
   __device__ __forceinline__ void sweep_tiles(int group) const;
   __device__ __forceinline__ void divide_keys(int half) const;
+  __device__ __forceinline__ void weigh_inverse(int of, int n, const ptx::RingPosition& at) const;
   __device__ __forceinline__ void prepare_tiles() const;
   __device__ __forceinline__ void send_output(int n) const;
 

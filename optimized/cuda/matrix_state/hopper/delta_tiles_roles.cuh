@@ -5,7 +5,7 @@
 //                  sends O of three chunks before                                                          → full, values, sent
 //   two warps      make the rows of K float16                                                              → rows
 //   a warp         measures the other rows of V; units                                                     → values, weighed
-//   a warpgroup    measures the rows of Q, which become float16 in registers; P; weighs P and W            → prepared
+//   a warpgroup    measures the rows of Q, which become float16 in registers; P, under which it weighs W   → prepared
 //
 // In the tiles of K and Q, P and W blocks of 16 tokens lie the other way round, the last one first. So the sums that a step of a product with a lower
 // triangle adds to are the first ones, and blocks after the diagonal's are never read: a token without a number reaches no earlier block.
@@ -100,6 +100,30 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   }
 }
 
+/// A warp: its row of blocks of a chunk's W.
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::weigh_inverse(
+    int of, int n, const ptx::RingPosition& at) const {
+  const SolvedChunk& chunk = solved(at.index);
+  const float* const reciprocal = small().tokens[at.index].reciprocal();
+  const uint32_t to = rows_address(ptx::shared_address(inverse_tile(n)), mirrored(of), lane);
+  const int row = 16 * of + lane / 4;
+  const float of_row[2] = {-chunk.unit[row] * reciprocal[row], -chunk.unit[row + 8] * reciprocal[row + 8]};
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    if (k > of) break;
+    float2 factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 x = *reinterpret_cast<const float2*>(&reciprocal[16 * k + 8 * i + lane % 4 * 2]);
+      factor[i] = {reciprocal_of_power(x.x), reciprocal_of_power(x.y)};
+    }
+    uint32_t left[4];
+    weigh_block(left, chunk.inverse[32 * lower_block(of, 0) + 32 * k + lane], factor[0], factor[1], of_row);
+    ptx::store_matrices(at_piece(to, 2 * mirrored(k)), left[0], left[1], left[2], left[3]);
+  }
+}
+
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::prepare_tiles() const {
   const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // as in prepare()
@@ -155,56 +179,24 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     for (int m = 0; m < kBlocks; ++m)
       issue_product<__half, ptx::Major::kK>(sums, queries[m], tiles + Shared::kKey + m * kPanel, m > 0);
     ptx::wgmma_commit();
+    ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
+    weigh_inverse(mirrored(block), n, at);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(sums);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(queries[m]);
     if (gated) weigh_pairs_by_gates(sums, tokens.gates, block, lane);
-    // Of W a warp has a row of many blocks where of P it has one of few. So that it waits for memory once, it loads what it needs before it weighs a block, that
-    // of four where it has fewer, and of W before the units are known.
-    const int last = mirrored(block), row = 16 * last + g;
-    uint4 blocks[kWarps];
-#pragma unroll
-    for (int k = 0; k < kWarps; ++k) blocks[k] = chunk.inverse[32 * (lower_block(last, 0) + k) + lane];
-    const float of_rows[2] = {-chunk.unit[row], -chunk.unit[row + 8]};
-    ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
-    const float *const pairs = small().units[at.index].of_pair(), *const reciprocal = tokens.reciprocal();
+    const float* const pairs = small().units[at.index].of_pair();
     const uint16_t* const of_state = small().of_state[n % 2];
-    const auto columns = [&](const float* numbers, int k, int i) {
-      return *reinterpret_cast<const float2*>(&numbers[16 * k + 8 * i + 2 * t]);
-    };
-    float2 factors[kWarps][2], reciprocals[2][2];
-    const auto load_reciprocals = [&](int first) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) reciprocals[k][i] = columns(reciprocal, first + k, i);
-    };
-    const float of_inverse[2] = {of_rows[0] * reciprocal[row], of_rows[1] * reciprocal[row + 8]},
-                of_pairs[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
-    load_reciprocals(0);
+    float2 factors[kWarps][2];
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) factors[k][i] = columns(pairs, k, i);
+      for (int i = 0; i < 2; ++i)
+        factors[k][i] = *reinterpret_cast<const float2*>(&pairs[16 * k + 8 * i + 2 * t]);
+    const float of_pairs[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
     if (t == 0) out_unit(chunk)[i0] *= unit[0], out_unit(chunk)[i0 + 8] *= unit[1];
-    const uint32_t inverse_rows = rows_address(ptx::shared_address(inverse_tile(n)), block, lane),
-                   pair_rows = rows_address(ptx::shared_address(pairs_tile(n)), last, lane);
-    const auto weigh_two = [&](int first) {  // of W
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        if (first + k > last) break;
-        float2 factor[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          factor[i] = {reciprocal_of_power(reciprocals[k][i].x), reciprocal_of_power(reciprocals[k][i].y)};
-        uint32_t left[4];
-        weigh_block(left, blocks[first + k], factor[0], factor[1], of_inverse);
-        ptx::store_matrices(at_piece(inverse_rows, 2 * mirrored(first + k)), left[0], left[1], left[2], left[3]);
-      }
-    };
-    weigh_two(0);
-    load_reciprocals(2);
+    const uint32_t pair_rows = rows_address(ptx::shared_address(pairs_tile(n)), mirrored(block), lane);
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
       if (k > block) break;
@@ -218,7 +210,6 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       if (k == block) words[0] &= diagonal, words[2] = 0, words[3] &= diagonal;
       ptx::store_matrices(at_piece(pair_rows, 2 * mirrored(k)), words[0], words[1], words[2], words[3]);
     }
-    weigh_two(2);
     ptx::fence_async_shared();
     arrive_warp(&small().prepared[at.index], lane);
   }

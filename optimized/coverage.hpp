@@ -32,6 +32,7 @@ struct MatrixStateForm {
   Gate key_gate = Gate::kNone;
   bool value_gate = false, delta = false, normalize = false;
   bool kept_states = false;  ///< of a backward: whether it is given the states that its forward left
+  bool ones = false;         ///< of a normalised call: columns of ones in place of a normaliser
 };
 
 /// Why the kernels that take 64 tokens at a time, without the delta rule, with a gate a row, with the delta rule, and with both, or those that take

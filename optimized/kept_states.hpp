@@ -24,6 +24,12 @@ constexpr int kept_delta_bytes(int row_tiles, int column_tiles) {
   return kInverse + 2 * kFloats + column_tiles * ((row_tiles + 1) * kTile + kFloats + 4);
 }
 
+/// The columns to which compute capability 9.0 has gradients by one kernel. Of more than 64 it rounds parts of dq and dk to 16 bits before it adds them, which
+/// is within the budget where a gate forgets; without one it may not be (0.7 % in bfloat16), nor where a normaliser's parts cancel.
+inline int64_t most_columns_of_gradients(const MatrixStateForm& form) {
+  return form.key_gate == MatrixStateForm::Gate::kToken && !form.normalize && !form.ones ? 128 : 64;
+}
+
 /// Bytes a head of the states that a forward on compute capability 9.0 leaves for a backward, which else computes them again: those before every 64th
 /// token, of 64 or 128 rows and as many columns in 16 bits, of float16 with a unit for every 16 rows and 64 columns; and, to 64 columns, the
 /// normaliser's one in float32, with z·q of every token where keeps_divisors(). Of the delta rule kept_delta_bytes() a chunk, to 128 × 128. 0 where
@@ -37,7 +43,7 @@ Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim
     if (form.normalize || key_dim > 128 || value_dim > 128 || key_dim < 1 || value_dim < 1 || length <= 64) return 0;
     return (length + 63) / 64 * kept_delta_bytes(key_dim > 64 ? 2 : 1, value_dim > 64 ? 2 : 1);
   }
-  if (key_dim > 128 || value_dim > (form.normalize ? 64 : 128) || value_dim < 1) return 0;
+  if (key_dim > 128 || value_dim > most_columns_of_gradients(form) || value_dim < 1) return 0;
   const int blocks = key_dim > 64 ? 2 : 1, tiles = value_dim > 64 ? 2 : 1, each = 512 / blocks;
   if (length <= each || (blocks > 1 && length > kLongestOfTwoBlocks && !form.normalize)) return 0;
   const int units = dtype == Dtype::kFloat16 ? 4 : 0, column = form.normalize ? 64 : 0,  // floats of 64 rows

@@ -72,6 +72,7 @@ struct Prepared {
     if (in.log_key_gate) input.form.key_gate = in.log_key_gate->dim() == 4 ? Gate::kKey : Gate::kToken;
     input.shape = {query.size(0), length, length, heads, heads, query.size(3), padded(value_dim)};
     apart = input.form.normalize = normalize && family.normalizes(input.shape, input.form, backward);
+    input.form.ones = normalize && !apart;
     Tensor columns = in.value;
     if (normalize && !apart)
       columns = at::cat(

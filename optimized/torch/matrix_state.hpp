@@ -29,7 +29,7 @@ namespace lethe {
 ///          normalize divides by z·q as it is: where it is 0, values are NaN or infinite
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
 /// cost     O(B·H·T·K·V), forward and backward. Saves its inputs for the backward; where that is recorded, on compute capability 9.0, with 16-bit
-///          inputs to 128 × 128, with normalize 128 × 64, of more than 512 tokens (above 64 rows 256, and without normalize to 8192), no gate or
+///          inputs to 128 × 64, with a gate a token and no normalize 128 × 128, of more than 512 tokens (above 64 rows 256, and without normalize to 8192), no gate or
 ///          one a token, and 2⁻³² ≤ |scale| ≤ 2³², also the state before every 64th token in 16 bits: 128 bytes a token and head (above 64 rows
 ///          256), with normalize 4 (8) more and, with a gate a token to 64 rows, 4 for z·q; float16 ¼ (½); above 64 columns twice that. At
 ///          8 × 4096 × 24 of 64 × 64 they are 96 MiB beside q, k and v of 288 MiB. Other calls save nothing else. On the CPU the backward's own

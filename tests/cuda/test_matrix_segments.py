@@ -173,7 +173,7 @@ class Segments(unittest.TestCase):
         if DEVICE != "cuda" or torch.cuda.get_device_capability() != (9, 0):
             self.skipTest("needs a GPU of compute capability 9.0")
         for dtype, call, rows, columns in itertools.product((torch.bfloat16, torch.float16), self.CALLS, (64, 128), (64, 104)):
-            if "normalized" in call and columns > 64:
+            if columns > 64 and call != "head gate":
                 continue
             with self.subTest(call, dtype=dtype, rows=rows, columns=columns):
                 tensors = state_problem(dtype, **(WIDE | dict(length=1100, key_dim=rows, value_dim=columns)))
@@ -207,7 +207,7 @@ class Segments(unittest.TestCase):
             self.skipTest("needs a GPU of compute capability 9.0")
         sizes = ((64, 64), (128, 64), (64, 128), (128, 128))
         for dtype, call, (rows, columns), length in itertools.product((torch.bfloat16, torch.float16), self.CALLS, sizes, (577, 1300, 8000)):
-            if "normalized" in call and columns > 64:
+            if columns > 64 and call != "head gate":
                 continue
             problem = state_problem(dtype, **(WIDE | dict(length=length, key_dim=rows, value_dim=columns)))
             tensors = {name: tensor.to(DEVICE) for name, tensor in problem.items()}
@@ -223,7 +223,7 @@ class Segments(unittest.TestCase):
         normal = lambda *shape: torch.randn(8, 4096, 24, *shape, generator=generator, device=DEVICE)
         sizes = ((64, 64), (128, 64), (128, 128))
         for dtype, call, (rows, columns) in itertools.product((torch.bfloat16, torch.float16), self.CALLS, sizes):
-            if "normalized" in call and columns > 64:
+            if columns > 64 and call != "head gate":
                 continue
             tensors = {"query": normal(rows).abs().to(dtype), "key": torch.nn.functional.normalize(normal(rows).abs(), dim=-1).to(dtype),
                        "value": normal(columns).to(dtype), "head_gate": torch.nn.functional.logsigmoid(normal() + 3)}

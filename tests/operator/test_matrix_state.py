@@ -206,16 +206,17 @@ class MatrixState(unittest.TestCase):
                 *_, kept = lethe._matrix_state_forward(*head, 0.5, False)
                 self.assertEqual((kept.shape, kept.dtype), ((0,), torch.uint8))
 
-    def test_states_of_two_tiles_of_columns_have_their_size_on_the_meta_device(self):
+    def test_states_of_two_tiles_of_columns_have_their_size_on_the_meta_device(self):  # with a gate a token alone
         for (key_dim, value_dim, dtype), size in {(64, 64, torch.bfloat16): 18 * 8192, (64, 65, torch.bfloat16): 18 * 2 * 8192,
                                                   (128, 128, torch.float16): 18 * 4 * (8192 + 16), (64, 129, torch.bfloat16): 0}.items():
             with self.subTest(key_dim=key_dim, value_dim=value_dim, dtype=dtype):
                 given = inputs(1100, key_dim=key_dim, value_dim=value_dim, dtype=dtype)
                 head = [given[name].detach().to("meta") for name in ("query", "key", "value")]
-                *_, kept = lethe._matrix_state_forward(*head, None, None, None, None, 0.5, False, True)
-                self.assertEqual(kept.shape, (2, 2, size))
-                *_, kept = lethe._matrix_state_forward(*head, None, None, None, None, 0.5, True, True)
-                self.assertEqual(kept.shape, (2, 2, 18 * (8192 + 256) if value_dim == 64 else 0))
+                gate = given["log_head_gate"].detach().to("meta")
+                left = lambda gate, normalize: lethe._matrix_state_forward(*head, gate, None, None, None, 0.5, normalize, True)[-1].shape
+                self.assertEqual(left(gate, False), (2, 2, size))
+                self.assertEqual(left(None, False), (2, 2, size if value_dim <= 64 else 0))
+                self.assertEqual(left(None, True), (2, 2, 18 * (8192 + 256) if value_dim == 64 else 0))
 
     def test_what_the_delta_rule_leaves_has_its_size_on_the_meta_device(self):
         chunk = lambda row_tiles, column_tiles: 5120 + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4)

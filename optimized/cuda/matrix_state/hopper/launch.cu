@@ -188,7 +188,7 @@ bool is_hopper() {
 
 bool forward_by_warpgroups(const Shape& shape) { return shape.key_dim <= 128 && is_hopper(); }
 bool backward_by_warpgroups(const Shape& shape, const MatrixStateForm& form) {
-  return shape.key_dim <= 128 && shape.value_dim <= (form.normalize ? 64 : 128) &&
+  return shape.key_dim <= 128 && shape.value_dim <= most_columns_of_gradients(form) &&
          (shape.key_dim <= 64 || shape.key_length <= kLongestOfTwoBlocks || form.normalize) && is_hopper();
 }
 

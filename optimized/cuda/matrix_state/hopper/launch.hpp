@@ -1,6 +1,6 @@
 #pragma once
-// gated_state by wgmma, for a state of at most 128 rows, and its gradients, for one of at most 128 × 128, or normalised 128 × 64: no gate or one a
-// token, 16-bit inputs, on compute capability 9.0 (chunked.cu).
+// gated_state by wgmma, for a state of at most 128 rows, and its gradients, for one of at most 128 × 64, with a gate a token and no normaliser
+// 128 × 128: no gate or one a token, 16-bit inputs, on compute capability 9.0 (chunked.cu).
 
 #include "optimized/cuda/matrix_state.hpp"
 

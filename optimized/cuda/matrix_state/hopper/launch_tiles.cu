@@ -1,4 +1,4 @@
-// The launches of the gradients' kernel for a state of two tiles of columns (launches.cuh).
+// The launches of the gradients' kernel for a state of two tiles of columns and a gate a token (launches.cuh, most_columns_of_gradients()).
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/launches.cuh"
 
@@ -8,14 +8,13 @@ void launch_gradients_of_two_tiles(const MatrixStateBackward& a, int64_t ctas, b
                                    const StateGradientArguments& p) {
   by_type(a, [&](auto element, auto gated, auto blocks) {
     constexpr int kBlocks = blocks.value;
-    constexpr bool kGated = gated.value;
     const auto launch_gradients = [&](auto kept) {
       constexpr bool kKept = decltype(kept)::value;
-      using Call = Gradients<decltype(element), kGated, kBlocks, false, kKept, true>;
-      launch(sweep_gradients<decltype(element), kGated, kBlocks, false, kKept, true>, ctas, Call::Shared::kThreads,
+      using Call = Gradients<decltype(element), true, kBlocks, false, kKept, true>;
+      launch(sweep_gradients<decltype(element), true, kBlocks, false, kKept, true>, ctas, Call::Shared::kThreads,
              Call::kBytes, overlapping, a.stream, p);
     };
-    a.form.kept_states ? launch_gradients(std::true_type{}) : launch_gradients(std::false_type{});
+    if constexpr (gated.value) a.form.kept_states ? launch_gradients(std::true_type{}) : launch_gradients(std::false_type{});
   });
 }
 

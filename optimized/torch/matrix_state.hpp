@@ -29,13 +29,13 @@ namespace lethe {
 ///          normalize divides by z·q as it is: where it is 0, values are NaN or infinite
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
 /// cost     O(B·H·T·K·V), forward and backward. Saves its inputs for the backward; where that is recorded, on compute capability 9.0, with 16-bit
-///          inputs to 128 × 64, with a gate a token and no normalize 128 × 128, of more than 512 tokens (above 64 rows 256, and without normalize to 8192), no gate or
-///          one a token, and 2⁻³² ≤ |scale| ≤ 2³², also the state before every 64th token in 16 bits: 128 bytes a token and head (above 64 rows
-///          256), with normalize 4 (8) more and, with a gate a token to 64 rows, 4 for z·q; float16 ¼ (½); above 64 columns twice that. At
+///          inputs to 128 × 64, with a gate a token and no normalize 128 × 128, of more than 512 tokens (above 64 rows 256, and without normalize to
+///          8192), no gate or one a token, and 2⁻³² ≤ |scale| ≤ 2³², also the state before every 64th token in 16 bits: 128 bytes a token and head
+///          (above 64 rows 256), with normalize 4 (8) more and, with a gate a token to 64 rows, 4 for z·q; float16 ¼ (½); above 64 columns twice that. At
 ///          8 × 4096 × 24 of 64 × 64 they are 96 MiB beside q, k and v of 288 MiB. Other calls save nothing else. On the CPU the backward's own
 ///          memory is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
 ///          with normalize O(T·V) in float64. A GPU's backward keeps the state of every 64th token,
-///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0 to 128 × 128 the saved ones or of every 512th
+///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0 to 128 × 64 (128 × 128) the saved ones or of every 512th
 ///          (above 64 rows 256th; with normalize 2·T·V bytes a head besides, but where z·q is saved), and a few float32 numbers a token and row or
 ///          column
 /// numerics on the CPU gates are e^log, states and sums float64 whatever the inputs, rounded once. A gate of 0 (−∞, or below −708)
@@ -46,6 +46,7 @@ namespace lethe {
 ///          multiply are rounded to 16 bits for a product. Under normalize, without a first state, dq of 1100 tokens then has an error of some 3 %
 ///          (bfloat16; float16 0.4 %) for each standard deviation that the values' mean is away from 0; a float16 backward without saved z·q holds
 ///          ∂o / z·q times 2^k in float16, k = clamp(⌊log₂ T⌋ − 11, 0, 6), and is for |∂o / z·q| < 65504 / 2^k: 65504 to 4095 tokens, 2047 of 65536.
+///          With a gate a token, no normalize and 65 to 128 columns, compute capability 9.0 adds up dq and dk of two parts of 16 bits.
 ///          All else runs token by token in float32 up to 128 × 128, and beyond in float64. Equal calls give equal bits, whatever the batch, and no
 ///          output depends on a later token; a gradient may in one way: with saved states and a gate a token, a token that is NaN or whose products
 ///          are infinite may leave those up to 63 before it, not beyond a gate of 0, gradients that are NaN

@@ -217,6 +217,7 @@ class MatrixState(unittest.TestCase):
                 self.assertEqual(left(gate, False), (2, 2, size))
                 self.assertEqual(left(None, False), (2, 2, size if value_dim <= 64 else 0))
                 self.assertEqual(left(None, True), (2, 2, 18 * (8192 + 256) if value_dim == 64 else 0))
+                self.assertEqual(left(gate, True), (2, 2, 18 * (8192 + 256 + 256) if value_dim == 64 else 0))
 
     def test_what_the_delta_rule_leaves_has_its_size_on_the_meta_device(self):
         chunk = lambda row_tiles, column_tiles: 5120 + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4)

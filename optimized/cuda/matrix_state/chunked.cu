@@ -216,9 +216,10 @@ bool has_gate(const MatrixStateForm& form) { return form.key_gate != MatrixState
 
 }  // namespace
 
-bool chunk_normalizes(const Shape& shape, const MatrixStateForm& form, bool backward) {  // asked before `form` is normalised
-  if (shape.value_dim == 0) return false;
-  return backward ? shape.value_dim <= 64 && backward_by_warpgroups(shape, form) : forward_by_warpgroups(shape);
+bool chunk_normalizes(const Shape& shape, const MatrixStateForm& form, bool backward) {
+  MatrixStateForm normalized = form;
+  normalized.normalize = true;
+  return shape.value_dim > 0 && (backward ? backward_by_warpgroups(shape, normalized) : forward_by_warpgroups(shape));
 }
 
 size_t chunk_forward_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {

@@ -1,6 +1,6 @@
 #pragma once
 // What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 rows, for gradients of at most
-// 128 × 128, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's
+// 128 × 64, with a gate a token and no normaliser 128 × 128, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's
 // gradient.
 
 #include "optimized/cuda/matrix_state/chunk_gates.cuh"
@@ -139,7 +139,7 @@ struct PreparedGatesArguments {
 /// What the CTA of a first tile of columns publishes to that of the second: how far dq and dk have come, and d log f.
 constexpr int kTileMarks = 2;
 
-/// All gradients, by heads, pieces of heads, and tiles of columns, of which a normalised state has one and others have one or two.
+/// All gradients, by heads, pieces of heads, and tiles of columns, of which a state with a gate a token and no normaliser may have two.
 struct StateGradientArguments {
   CUtensorMap maps[7];  ///< of query, key, value, dO; of their gradients but dO's, in 16 rows
   Operand query, key, value, grad_values;

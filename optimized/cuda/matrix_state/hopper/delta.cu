@@ -72,8 +72,8 @@ bool solve_beside(DeltaSolveArguments p, int64_t sweeping, int32_t* ready, cudaS
                 most = std::min(places, (all + Shared::kSolvers - 1) / Shared::kSolvers);
   const auto meanwhile = [&](int64_t ctas) { return ctas * Shared::kSolvers * p.chunks / kSweptMeanwhile; };
   int64_t ctas = most, staying = std::min(most, left);  // one at least: each chunk has a CTA
-  // Where those that stay are enough they are all there is, and the sweep begins with them: in pairs, which share a multiprocessor's neighbourhood. Next to
-  // a sweep one takes half as long again.
+  // Where those that stay are enough they are all there is, and the sweep begins with them: in pairs on neighbouring multiprocessors, since next to a
+  // sweep one takes half as long again.
   const bool at_once = kBlocks == 2 && all <= meanwhile(staying / 2 * 2);
   if (at_once) ctas = staying = staying / 2 * 2;
   const int64_t a_round = ctas * Shared::kSolvers, rounds = (all - meanwhile(staying) + a_round - 1) / a_round;

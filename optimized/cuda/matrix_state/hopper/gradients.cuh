@@ -1,5 +1,5 @@
 #pragma once
-// All gradients of gated_state for a state of at most 128 × 128 (FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
+// All gradients of gated_state for a state of at most 128 × 64 or 128 × 128 (launch.hpp; FusedArguments has the equations): a CTA sweeps a piece of a head in reverse time
 // (segments.cuh). S is what the forward left (kept_states.cuh), which warp 2 loads, without warpgroup 1; or computed again: a chunk's key and value
 // are then read twice, the first time, up to a segment earlier, for the states before the segment's chunks.
 //

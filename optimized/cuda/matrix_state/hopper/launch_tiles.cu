@@ -2,6 +2,8 @@
 #include "optimized/cuda/matrix_state/hopper/gradients.cuh"
 #include "optimized/cuda/matrix_state/hopper/launches.cuh"
 
+#include <stdexcept>
+
 namespace lethe::matrix_state {
 
 void launch_gradients_of_two_tiles(const MatrixStateBackward& a, int64_t ctas, bool overlapping,
@@ -14,7 +16,8 @@ void launch_gradients_of_two_tiles(const MatrixStateBackward& a, int64_t ctas, b
       launch(sweep_gradients<decltype(element), true, kBlocks, false, kKept, true>, ctas, Call::Shared::kThreads,
              Call::kBytes, overlapping, a.stream, p);
     };
-    if constexpr (gated.value) a.form.kept_states ? launch_gradients(std::true_type{}) : launch_gradients(std::false_type{});
+    if constexpr (!gated.value) throw std::invalid_argument("key_gate: expected one a token, found none");
+    else a.form.kept_states ? launch_gradients(std::true_type{}) : launch_gradients(std::false_type{});
   });
 }
 

@@ -24,8 +24,9 @@ constexpr int kept_delta_bytes(int row_tiles, int column_tiles) {
   return kInverse + 2 * kFloats + column_tiles * ((row_tiles + 1) * kTile + kFloats + 4);
 }
 
-/// The columns to which compute capability 9.0 has gradients by one kernel. Of more than 64 it rounds parts of dq and dk to 16 bits before it adds
-/// them: with a gate a token. Without one what a state left and what is computed again gave bfloat16 differed by 0.7 %, and a normaliser's parts cancel.
+/// The most columns whose gradients compute capability 9.0 computes by one kernel. Above 64 that kernel rounds parts of dq and dk to 16 bits before it
+/// adds them. It does so with a gate a token alone: without a gate, dq of bfloat16 from states that the forward left and from states computed again
+/// differed by 0.7 %, and the parts of a normalised call cancel.
 inline int64_t most_columns_of_gradients(const MatrixStateForm& form) {
   return form.key_gate == MatrixStateForm::Gate::kToken && !form.normalize && !form.ones ? 128 : 64;
 }

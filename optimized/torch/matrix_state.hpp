@@ -35,7 +35,7 @@ namespace lethe {
 ///          8 × 4096 × 24 of 64 × 64 they are 96 MiB beside q, k and v of 288 MiB. Other calls save nothing else. On the CPU the backward's own
 ///          memory is 32·T·K bytes for each head in work (at most one a thread; 80·T·K where threads share a head), O(K·V) a thread, and
 ///          with normalize O(T·V) in float64. A GPU's backward keeps the state of every 64th token,
-///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0 to 128 × 64 (128 × 128) the saved ones or of every 512th
+///          T·K·V / 16 bytes a head (in float64 twice that), on compute capability 9.0, to the sizes above, the saved ones or of every 512th
 ///          (above 64 rows 256th; with normalize 2·T·V bytes a head besides, but where z·q is saved), and a few float32 numbers a token and row or
 ///          column
 /// numerics on the CPU gates are e^log, states and sums float64 whatever the inputs, rounded once. A gate of 0 (−∞, or below −708)

@@ -1,7 +1,7 @@
 #pragma once
 // What the kernels of wgmma read and write: no gate or one a token, a state of at most 128 rows, for gradients of at most
-// 128 × 64, with a gate a token and no normaliser 128 × 128, on compute capability 9.0. Shapes as in sweep.hpp. In a normalised call a state has columns + 1 columns, the last of which is z, or z's
-// gradient.
+// 128 × 64, with a gate a token and no normaliser 128 × 128, on compute capability 9.0. Shapes as in sweep.hpp. In a
+// normalised call a state has columns + 1 columns, the last of which is z, or z's gradient.
 
 #include "optimized/cuda/matrix_state/chunk_gates.cuh"
 #include "optimized/cuda/matrix_state/sweep.hpp"

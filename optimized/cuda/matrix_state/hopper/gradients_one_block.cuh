@@ -110,9 +110,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::wgmma_wait<1>();
       ptx::fence_registers(out);
       arrive_warp(&small.state_empty[chunk.slot], call.lane);
-      wait_until_first_done(call, at);
       store(kQueries, parity, out, call.result_scale(), chunk.first);
-      note_stored<2>(call, at);  // but the last chunk's dv and this dq
       start(out);
       ptx::wgmma_fence();
       issue_value_of_state();
@@ -199,7 +197,7 @@ __device__ __forceinline__ void sweep_outputs(const Call& call) {
       ptx::fence_registers(out);
       wait_until_first_done(call, at);
       store(kQueries, parity, out, grad_unit, chunk.first);
-      note_stored<2>(call, at);
+      note_stored<2>(call, at);  // but the last chunk's dv and this dq
       start(out);
       ptx::wgmma_fence();
       issue_value_of_state();

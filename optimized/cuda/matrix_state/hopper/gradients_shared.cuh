@@ -98,7 +98,7 @@ struct Gradients {
   static constexpr bool kHandsOn = kKept;
   static constexpr int kBlocks = kBlocks_;
   static constexpr bool kTwoTiles = kTwoTiles_;
-  static_assert(!kTwoTiles || !kNormalized);
+  static_assert(!kTwoTiles || (kGated && !kNormalized));  // most_columns_of_gradients()
   static constexpr int kBytes = kTwoTiles ? Shared::kBytesOfTwo : Shared::kBytes;
   const StateGradientArguments& p;
   char* const memory;

@@ -105,6 +105,18 @@ class Segments(unittest.TestCase):
             calls = ("head gate", "normalized") if kind != "all kinds" else ("head gate",)
             self.assert_budget(with_gates(state_problem(dtype, **(WIDE | dict(length=9000))), GATES[kind], generator), dtype, calls, gates=kind)
 
+    def test_keep_the_budget_over_thousands_of_tokens_by_two_tiles_of_columns(self):  # whose parts of dq and dk are rounded before they are added
+        generator = torch.Generator().manual_seed(3)
+        sizes = ((64, 104), (128, 128))
+        for kind, dtype, (rows, columns) in itertools.product(("open", "one"), (torch.bfloat16, torch.float16), sizes):
+            tensors = state_problem(dtype, **(WIDE | dict(length=4100, key_dim=rows, value_dim=columns)))
+            self.assert_budget(with_gates(tensors, GATES[kind], generator), dtype, ("head gate",), gates=kind, rows=rows, columns=columns)
+
+    def test_keep_the_budget_of_normalised_calls_of_more_rows_over_thousands_of_tokens(self):  # the fused gradients, of which no forward leaves states
+        for dtype in (torch.bfloat16, torch.float16):
+            tensors = state_problem(dtype, **(WIDE | dict(length=8200, key_dim=128)))
+            self.assert_budget(tensors, dtype, ("normalized", "normalized, no gate"), rows=128)
+
     def test_keep_the_budget_where_normalised_gradients_have_a_unit(self):  # of float16 from 4096 tokens on, by kernels of wgmma or in Torch
         for columns in (64, 72):
             tensors = state_problem(torch.float16, **(WIDE | dict(length=4099, value_dim=columns)))

@@ -81,23 +81,21 @@ struct DeltaSweep {
   __device__ __forceinline__ void weigh_inverse(int of, int n, const ptx::RingPosition& at) const;
   __device__ __forceinline__ void prepare_tiles() const;
   __device__ __forceinline__ void send_output(int n) const;
+  __device__ __forceinline__ void release_output() const;
 
-  /// A thread: chunk n's tiles to L2.
-  __device__ __forceinline__ void prefetch(int n) const {
-    prefetch_tile_of<kBlocks>(p.maps[1], p.key, 0, first_of(n), b, h);
-    if constexpr (kReads) prefetch_tile_of<kBlocks>(p.maps[0], p.query, 0, first_of(n), b, h);
-    prefetch_tile_of<kGroups>(p.maps[2], p.value, 64 * tile, first_of(n), b, h);
-  }
-  /// A thread: begins to bring chunk n to stage i.
-  __device__ __forceinline__ void copy(int n, int i) const {
+  /// A thread: begins to bring chunk n to stage i. Its inputs first, which are there before it is solved.
+  __device__ __forceinline__ void copy_inputs(int n, int i) const {
     char* const to = stage(i);
     uint64_t* const full = &small().full[i];
-    const int64_t chunk = int64_t{1} * head * p.chunks + n;
     ptx::mbarrier_arrive_expect(full, Shared::kStage - (kReads ? 0 : Shared::kKey) + sizeof(SolvedChunk) +
                                           (Shared::kCopiesTokens ? sizeof(DeltaTokens) : 0));
     load_tile_of<kBlocks>(to + Shared::kKey, p.maps[1], p.key, full, 0, first_of(n), b, h);
     if constexpr (kReads) load_tile_of<kBlocks>(to, p.maps[0], p.query, full, 0, first_of(n), b, h);
     load_tile_of<kGroups>(to + Shared::kValue, p.maps[2], p.value, full, 64 * tile, first_of(n), b, h);
+  }
+  __device__ __forceinline__ void copy_solved(int n, int i) const {
+    uint64_t* const full = &small().full[i];
+    const int64_t chunk = int64_t{1} * head * p.chunks + n;
     ptx::load_run(&solved(i), &p.solved[chunk], sizeof(SolvedChunk), full);
     if constexpr (Shared::kCopiesTokens) ptx::load_run(&small().tokens[i], &p.tokens[chunk], sizeof(DeltaTokens), full);
   }
@@ -122,23 +120,29 @@ struct DeltaSweep {
   __device__ __forceinline__ void load_solved() const {
     if (!kBesideSolve || !p.ready) wait_for_previous_kernel();
     if constexpr (!kReads) let_next_kernel_start();  // the sweep back, which reads what the solve has left
-    if (kBesideSolve && p.ready && lane == 0)  // while the first ones are solved
-      for (int n = 0; n < min(p.chunks, Shared::kStages); ++n) prefetch(n);
+    if (lane == 0)
+      for (const CUtensorMap* map : {&p.maps[0], &p.maps[1], &p.maps[2]}) ptx::prefetch_tensor_map(map);
     int known = 0;  // chunks that are solved
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
-      if (kBesideSolve && p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
-      if (lane == 0) copy(n, at.index);
+      if (lane == 0) copy_inputs(n, at.index);
+      if (kBesideSolve && p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
+      if (lane == 0) copy_solved(n, at.index);
       if constexpr (kTiles)
         if (n >= Shared::kStages) send_output(n - Shared::kStages);
       if constexpr (kMeasuresBeside) {
         ptx::mbarrier_wait(&small().full[at.index], at.parity);
+        if constexpr (kTiles)
+          if (n >= Shared::kStages) release_output();
         measure_values(1, at.index);
       }
     }
     if constexpr (kTiles) {
-      for (int n = max(p.chunks - Shared::kStages, 0); n < p.chunks; ++n) send_output(n);
+      for (int n = max(p.chunks - Shared::kStages, 0); n < p.chunks; ++n) {
+        send_output(n);
+        release_output();
+      }
       ptx::bulk_wait<0>();
     }
     if (kBesideSolve && p.ready) end_after_previous_kernel();
@@ -158,7 +162,7 @@ struct DeltaSweep {
       if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
       ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
       uint64_t* const full = &small().full[at.index];
-      if (lane == 0) copy(n, at.index);
+      if (lane == 0) copy_inputs(n, at.index), copy_solved(n, at.index);
       const RawChunk raw = next;
       if (n + 1 < p.chunks) next = raw_of(n + 1);
       DeltaTokens& tokens = small().tokens[at.index];

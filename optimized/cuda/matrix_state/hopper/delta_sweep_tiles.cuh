@@ -113,10 +113,6 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
     ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
     issue_rows(x, query + Shared::kKey);
-    if (n > 0) {
-      const float2 pair = unpack<__half>(most & 0x7fff7fffu);
-      publish_largest(largest_of_warp(fmaxf(pair.x, pair.y)) + kLostByRounding, group, n);
-    }
     uint32_t values[kWarps][4];
 #pragma unroll
     for (int k = 0; k < kWarps; ++k)
@@ -186,9 +182,12 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::fence_registers(left);
     round_state();
     fence_rounded();
+    const float2 pair = unpack<__half>(most & 0x7fff7fffu);
+    const float largest = largest_of_warp(fmaxf(pair.x, pair.y)) + kLostByRounding;
     ptx::wgmma_wait<0>();
     ptx::fence_registers(out);
     ptx::fence_registers(residual);
+    publish_largest(largest, group, n + 1);  // P's place may now have the next but one
     store_output(out, n, at);
     if (++n == p.chunks) break;
     at.advance(Shared::kStages);

@@ -60,8 +60,7 @@ __device__ __forceinline__ void weigh_pairs_by_gates(float (&sums)[32], const Ch
       if (mirrored_token(c, lane) + e % 2 < first_seen[e / 2]) sums[4 * c + e] = 0.0f;
 }
 
-/// A warp: O of chunk n, which the state's warps have stored; returns when its place is read. Behind the wait for these the fence orders their writes before
-/// the copies.
+/// A warp: begins to send O of chunk n, which the state's warps have stored. Behind the wait for these the fence orders their writes before the copies.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::send_output(int n) const {
   ptx::mbarrier_wait(&small().stored, n % 2);
@@ -71,8 +70,12 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::store_tile(&p.maps[3], memory + Shared::kState + group * kPanel + 128 * token, 64 * (tile + group), h,
                     static_cast<int>(first_of(n)) + token, b);
     ptx::bulk_commit();
-    ptx::bulk_wait_read<0>();
   }
+}
+/// The same warp: when that is read its place may be written again.
+template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
+__device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::release_output() const {
+  ptx::bulk_wait_read<0>();
   arrive_warp(sent(), lane);
 }
 
@@ -85,16 +88,17 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
     const float* const unit = solved(at.index).key_unit;
     const float factor[2] = {reciprocal_of_power(unit[row]), reciprocal_of_power(unit[other])};
-    uint32_t key = ptx::shared_address(stage(at.index)) + Shared::kKey;
-#pragma unroll 1
-    for (int panel = 0; panel < kBlocks; ++panel, key += kPanel)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t to[2] = {at_piece(key + first, i), at_piece(key + second, i)};
-        const uint4 x = ptx::load_words(to[0]), y = ptx::load_words(to[1]);
-        ptx::store_words(to[1], divided_to_half<Element>(x, factor[0]));
-        ptx::store_words(to[0], divided_to_half<Element>(y, factor[1]));
-      }
+    const uint32_t key = ptx::shared_address(stage(at.index)) + Shared::kKey;
+    const auto place = [&](uint32_t of, int i) { return at_piece(key + of, i % 4) + i / 4 * kPanel; };
+    uint4 x = ptx::load_words(place(first, 0)), y = ptx::load_words(place(second, 0));
+#pragma unroll 2
+    for (int i = 0; i < 4 * kBlocks; ++i) {  // a piece is loaded while the one before it is divided
+      const uint4 own = x, others = y;
+      const int next = min(i + 1, 4 * kBlocks - 1);
+      x = ptx::load_words(place(first, next)), y = ptx::load_words(place(second, next));
+      ptx::store_words(place(second, i), divided_to_half<Element>(own, factor[0]));
+      ptx::store_words(place(first, i), divided_to_half<Element>(others, factor[1]));
+    }
     ptx::fence_async_shared();
     arrive_warp(&small().rows[at.index], lane);
   }

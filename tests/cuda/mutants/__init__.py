@@ -6,7 +6,7 @@ A mutant changes one statement of one named function, wherever below optimized/ 
 since. A change that alters no promised result is no mutant, nor is one that only makes a kernel slower. So some wrappers have none: ptxas restores
 what wgmma_fence, wgmma_commit and wgmma_wait do for accumulators; this GPU keeps the order of mbarrier_init_fence, fence_async_shared and
 fence_async_global without them; fence_registers, undefined, opaque, opaque_descriptor and keep_order steer the compiler alone; registers_grow and
-registers_shrink change which threads have registers, not what is in them; prefetch_tensor_map, prefetch_tile and prefetch fetch what is fetched anyway. Others share
+registers_shrink change which threads have registers, not what is in them; prefetch_tensor_map and prefetch fetch what is fetched anyway. Others share
 the mutant of a wrapper that differs in one word: store_tile that of load_tile, reduce_add_tile that of reduce_add_run, load_run, load_float and
 load_pair that of load_global, bulk_commit that of bulk_wait_read, log2_approximate that of exp2_approximate, halves and unpack that of pack,
 store_matrices that of store_matrices_transposed, load_matrices that of load_matrices_transposed, copy_word that of copy_chunk, copies_commit that of

@@ -22,14 +22,6 @@ __device__ inline void load_tile(void* shared, const CUtensorMap* map, uint64_t*
       : "memory");
 }
 
-/// global → L2: the box that load_tile() will bring.
-__device__ inline void prefetch_tile(const CUtensorMap* map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(
-                   reinterpret_cast<uint64_t>(map)),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-               : "memory");
-}
-
 /// shared → global, clipped at the tensor's edges; belongs to the thread's open bulk group.
 __device__ inline void store_tile(const CUtensorMap* map, const void* shared, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(

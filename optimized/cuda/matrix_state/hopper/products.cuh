@@ -24,15 +24,6 @@ __device__ __forceinline__ void load_tile_of(char* to, const CUtensorMap& map, c
   load_panels<kPanels>(to, map, barrier, column, first, b, head_of(from, h));
 }
 
-/// One thread: the same panels to L2.
-template <int kPanels>
-__device__ __forceinline__ void prefetch_tile_of(const CUtensorMap& map, const Operand& from, int column, int64_t first,
-                                                 int64_t b, int64_t h) {
-#pragma unroll
-  for (int i = 0; i < kPanels; ++i)
-    ptx::prefetch_tile(&map, column + 64 * i, head_of(from, h), static_cast<int>(first), static_cast<int>(b));
-}
-
 /// Bytes between two steps of 16 along the products' sum, in a tile: of rows along M or N, or along the sum.
 template <ptx::Major kMajor>
 inline constexpr int kStepBytes = kMajor == ptx::Major::kK ? 32 : 2048;

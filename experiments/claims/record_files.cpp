@@ -119,9 +119,7 @@ void write_records(const std::filesystem::path& base, const std::vector<Record>&
 
 nlohmann::json read_certificate(const std::filesystem::path& base) {
   const std::filesystem::path path = base.string() + ".json";
-  nlohmann::json json = read_json(path);
-  if (!json.contains("files") && !json.contains("sha256")) return json;
-  json = without_seal(std::move(json), path.string());
+  nlohmann::json json = read_sealed(path);
   const nlohmann::json files = json.value("files", nlohmann::json());
   if (!files.is_object())
     throw std::invalid_argument(path.string() + ": files: expected their hashes by name, found " +

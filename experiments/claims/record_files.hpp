@@ -21,8 +21,7 @@ namespace lethe {
 void write_records(const std::filesystem::path& base, const std::vector<Record>& records,
                    const std::string& command_line, const nlohmann::json& details = nlohmann::json::object());
 
-/// Reads `<base>.json` back: against its SHA-256, and the CSV files against theirs. A certificate without hashes, as they were written at first, is
-/// read as it is.
+/// Reads `<base>.json` back: against its SHA-256, and the CSV files against theirs.
 ///
 /// throws  std::invalid_argument, std::runtime_error naming the file
 nlohmann::json read_certificate(const std::filesystem::path& base);

@@ -116,6 +116,16 @@ TEST_F(Records, AreBornWithACertificate) {
   EXPECT_FALSE(certificate["machine"].contains("gpu"));
 }
 
+TEST_F(Records, WithoutTheSealOfTheirCertificateAreRefused) {
+  write_records(folder_ / "claim", {example()}, "lethe run");
+  EXPECT_EQ(read_certificate(folder_ / "claim").at("command_line"), "lethe run");
+  auto unsealed = nlohmann::json::parse(text_of(folder_ / "claim.json"));
+  unsealed.erase("sha256");
+  unsealed.erase("files");
+  std::ofstream(folder_ / "claim.json") << unsealed;
+  EXPECT_THROW(read_certificate(folder_ / "claim"), std::invalid_argument);
+}
+
 // A program of this name on PATH stands for the driver's.
 class GpuCertificate : public Records {
  protected:

@@ -92,7 +92,7 @@ bool solve_beside(DeltaSolveArguments p, int64_t sweeping, int32_t* ready, cudaS
   config.blockDim = dim3(Shared::kThreads);
   config.dynamicSmemBytes = Shared::kBytes;
   config.stream = stream;
-  config.attrs = &pairs;  // none to begin early: sweeps read inputs before they wait, which this launch has waited for
+  config.attrs = &pairs;  // no programmatic launch: a sweep reads its inputs early, so this kernel must start after they are written
   config.numAttrs = at_once ? 1 : 0;
   cuda_check(cudaLaunchKernelEx(&config, kernel, p), "delta rule: launch");
   return true;

@@ -83,7 +83,7 @@ struct DeltaSweep {
   __device__ __forceinline__ void send_output(int n) const;
   __device__ __forceinline__ void release_output() const;
 
-  /// A thread: begins to bring chunk n to stage i. Its inputs first, which are there before it is solved.
+  /// A thread: issues the copies of chunk n's inputs to stage i, before it is solved; copy_solved() completes the bytes that `full` expects.
   __device__ __forceinline__ void copy_inputs(int n, int i) const {
     char* const to = stage(i);
     uint64_t* const full = &small().full[i];

@@ -187,7 +187,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_wait<0>();
     ptx::fence_registers(out);
     ptx::fence_registers(residual);
-    publish_largest(largest, group, n + 1);  // P's place may now have the next but one
+    publish_largest(largest, group, n + 1);  // after R's product: chunk n + 2 overwrites its P
     store_output(out, n, at);
     if (++n == p.chunks) break;
     at.advance(Shared::kStages);

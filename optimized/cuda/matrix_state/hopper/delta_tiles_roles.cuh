@@ -60,7 +60,7 @@ __device__ __forceinline__ void weigh_pairs_by_gates(float (&sums)[32], const Ch
       if (mirrored_token(c, lane) + e % 2 < first_seen[e / 2]) sums[4 * c + e] = 0.0f;
 }
 
-/// A warp: begins to send O of chunk n, which the state's warps have stored. Behind the wait for these the fence orders their writes before the copies.
+/// A warp: issues the copies of chunk n's O after the state's warps have stored it. The fence, after that wait, orders their writes before the copies.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::send_output(int n) const {
   ptx::mbarrier_wait(&small().stored, n % 2);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::bulk_commit();
   }
 }
-/// The same warp: when that is read its place may be written again.
+/// The same warp: waits until these copies have read O; then the next chunk's may be stored.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::release_output() const {
   ptx::bulk_wait_read<0>();

@@ -12,6 +12,7 @@ namespace lethe::matrix_state {
 template <int kBlocks, int kGroups>
 struct DeltaSweepRoles {
   static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
+  static constexpr int kPreparingWarps = kWarps;
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1;
   static constexpr int kFullArrivals = 1 + kArrivalsOfAWarp;  ///< of the copies, and of a warp that prepares gates
   /// Whether the loading warpgroup's first warps measure rows: they share a scheduler with the preparing ones of the first rows, which have least to do.
@@ -69,7 +70,7 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
       if constexpr (requires { small.values; }) ptx::mbarrier_init(&small.values[i], 2 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.rows[i], 2 * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.weighed[i], kArrivalsOfAWarp);
-      ptx::mbarrier_init(&small.prepared[i], kWarps * kArrivalsOfAWarp);
+      ptx::mbarrier_init(&small.prepared[i], Shared::kPreparingWarps * kArrivalsOfAWarp);
       ptx::mbarrier_init(&small.empty[i], Shared::kStateWarps * kArrivalsOfAWarp);
     }
     for (uint64_t* barrier : {&small.measured[0], &small.measured[1], &small.stored})

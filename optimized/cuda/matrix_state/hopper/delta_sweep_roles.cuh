@@ -41,7 +41,10 @@ struct DeltaSweep {
   __device__ uint64_t* sent() const { return reinterpret_cast<uint64_t*>(memory + Shared::kSent); }
   __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
   /// scale · σ and the query's unit, over what is not read again when the units are known.
-  __device__ static float* out_unit(SolvedChunk& chunk) { return chunk.key_norm; }
+  __device__ float* out_unit(int i) const {
+    if constexpr (kTiles) return reinterpret_cast<float*>(memory + Shared::kOutUnits) + i * kChunk;
+    else return solved(i).key_norm;
+  }
 
   /// A warpgroup: all rows of 64 columns of the state, and O where it reads.
   __device__ __forceinline__ void sweep(int group) const {
@@ -233,7 +236,7 @@ struct DeltaSweep {
         if (lane == 0) small().first_reciprocal = reciprocal_of_power(unit);
       }
       const float next = prepare_units(tokens, small().units[at.index], chunk.key_unit, chunk.key_norm,
-                                       small().of_state[n % 2], out_unit(chunk), own, before, unit, p.scale,
+                                       small().of_state[n % 2], out_unit(at.index), own, before, unit, p.scale,
                                        [&] {
                                          if constexpr (kTiles || !kReads) return float2{1.0f, 1.0f};  // what prepares tiles multiplies
                                          if constexpr (kReads) ptx::mbarrier_wait(&small().rows[at.index], at.parity);

@@ -55,6 +55,18 @@ __device__ __forceinline__ void scale_mirrored(float (&sums)[32], const float* f
   });
 }
 
+/// Keeps numbers loaded here, before a product is waited for.
+__device__ __forceinline__ void hold(float2 (&numbers)[8]) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c) asm volatile("" : "+f"(numbers[c].x), "+f"(numbers[c].y));
+}
+__device__ __forceinline__ void scale_by(float (&sums)[32], const float2 (&factors)[8]) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[4 * c + e] *= e % 2 ? factors[c].y : factors[c].x;
+}
+
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::sweep_tiles(int group) const {
   const int column = 64 * (tile + group), columns = min(64, p.columns - column);
@@ -90,9 +102,9 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   char* const output = memory + Shared::kState + group * kPanel;
   const uint32_t place = at_piece(columns_address(0, 0, lane), 2 * block);  // the warp's columns of a tile, transposed
   // O of chunk n to its place, from which the loading warp sends it.
-  const auto store_output = [&](float(&out)[32], int n, const ptx::RingPosition& at) {
+  const auto store_output = [&](float(&out)[32], const float2(&units)[8], int n) {
     uint32_t words[16];
-    scale_mirrored(out, out_unit(solved(at.index)), lane);
+    scale_by(out, units);
     pack_sums<Element>(words, out, 1.0f);
     if (n > 0) ptx::mbarrier_wait(sent(), (n - 1) % 2);
 #pragma unroll
@@ -100,7 +112,6 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       ptx::store_matrices_transposed(ptx::shared_address(output) + place + 2048 * mirrored(k), words[4 * k],
                                      words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]);
     arrive_warp(&small().stored, lane);
-    arrive_warp(&small().empty[at.index], lane);
   };
   float x[32];
   ptx::undefined(x);
@@ -150,14 +161,17 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_fence();
     issue_lower(x, left, inverse_tile(n));
     ptx::wgmma_commit();
+    float2 factors[8];
+    each_column(small().tokens[at.index].write(), lane, [&](int c, const float2& factor) { factors[c] = factor; });
+    hold(factors);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     ptx::fence_registers(left);
-    each_column(small().tokens[at.index].write(), lane, [&](int c, const float2& factor) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        left[2 * c + i] = pack<__half>(x[4 * c + 2 * i] * factor.x, x[4 * c + 2 * i + 1] * factor.y);
-    });
+        left[2 * c + i] = pack<__half>(x[4 * c + 2 * i] * factors[c].x, x[4 * c + 2 * i + 1] * factors[c].y);
     pack_sums<__half>(residual, x, 1.0f);
     ptx::fence_registers(residual);
     ptx::fence_registers(left);
@@ -168,10 +182,13 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_fence();
     issue_mirrored_update<kBlocks>(state, left, stage(at.index) + Shared::kKey);
     ptx::wgmma_commit();
+    float2 reads[8];
+    each_column(small().units[at.index].read_state(), lane, [&](int c, const float2& factor) { reads[c] = factor; });
+    hold(reads);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(out);
     fence_rounded();
-    scale_mirrored(out, small().units[at.index].read_state(), lane);
+    scale_by(out, reads);
     ptx::fence_registers(out);
     ptx::fence_registers(residual);
     ptx::wgmma_fence();
@@ -180,15 +197,19 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_wait<1>();
     ptx::fence_registers(state);
     ptx::fence_registers(left);
+    arrive_warp(&small().empty[at.index], lane);  // out_unit() is elsewhere
     round_state();
     fence_rounded();
     const float2 pair = unpack<__half>(most & 0x7fff7fffu);
     const float largest = largest_of_warp(fmaxf(pair.x, pair.y)) + kLostByRounding;
+    float2 units[8];
+    each_column(out_unit(at.index), lane, [&](int c, const float2& factor) { units[c] = factor; });
+    hold(units);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(out);
     ptx::fence_registers(residual);
     publish_largest(largest, group, n + 1);  // after R's product: chunk n + 2 overwrites its P
-    store_output(out, n, at);
+    store_output(out, units, n);
     if (++n == p.chunks) break;
     at.advance(Shared::kStages);
     read_keys(n, at);

@@ -226,7 +226,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     if constexpr (kReads) {
       scale_columns(by_tiles(out), units.read_state(), lane);
       add_triangle(out, residual, pairs(n), lane);
-      scale_columns(by_tiles(out), out_unit(chunk), lane);
+      scale_columns(by_tiles(out), out_unit(at.index), lane);
       if constexpr (!kKeeps) arrive_warp(&small().empty[at.index], lane);
       pack_sums<Element>(residual, out, 1.0f);
       store_packed_transposed(ptx::shared_address(output) + own, residual);

@@ -101,6 +101,11 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     }
     ptx::fence_async_shared();
     arrive_warp(&small().rows[at.index], lane);
+    ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) weigh_inverse(i ? mirrored(half) : half, n, at);
+    ptx::fence_async_shared();
+    arrive_warp(&small().prepared[at.index], lane);
   }
 }
 
@@ -130,7 +135,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::prepare_tiles() const {
-  const int block = static_cast<int>(threadIdx.x / 32 % kWarps);  // as in prepare()
+  const int block = mirrored(static_cast<int>(threadIdx.x / 32 % kWarps));  // of the warp's rows of the product; as in prepare()
   const bool gated = p.gate.log_forget != nullptr;
   const int g = lane / 4, t = lane % 4, i0 = 16 * block + g;
   const uint32_t diagonal = (2 * t <= g ? 0xffffu : 0) | (2 * t < g ? 0xffff0000u : 0);  // of 8 × 8 numbers
@@ -140,9 +145,9 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     DeltaTokens& tokens = small().tokens[at.index];
     SolvedChunk& chunk = solved(at.index);
     ptx::mbarrier_wait(&small().full[at.index], at.parity);
-    uint32_t queries[kBlocks][16];
     float unit[2];
     {
+      uint32_t queries[kBlocks][16];
       const uint32_t rows = rows_address(ptx::shared_address(tiles), block, lane);
       const uint32_t to = rows_address(ptx::shared_address(tiles), mirrored(block), lane);
       const auto place = [&](uint32_t of, int i) { return at_piece(of, 2 * (i % 4)) + i / 4 * kPanel; };
@@ -172,23 +177,21 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
         ptx::store_matrices(place(to, i), words[0], words[1], words[2], words[3]);
       }
     }
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // all rows are float16
     ptx::mbarrier_wait(&small().rows[at.index], at.parity);
     float sums[32];
     ptx::undefined(sums);
     ptx::fence_registers(sums);
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(queries[m]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m)
-      issue_product<__half, ptx::Major::kK>(sums, queries[m], tiles + Shared::kKey + m * kPanel, m > 0);
+      issue_product<__half, ptx::Major::kK, ptx::Major::kK>(sums, tiles + m * kPanel,
+                                                            tiles + Shared::kKey + m * kPanel, m > 0);
     ptx::wgmma_commit();
     ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
-    weigh_inverse(mirrored(block), n, at);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(sums);
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m) ptx::fence_registers(queries[m]);
     if (gated) weigh_pairs_by_gates(sums, tokens.gates, block, lane);
     const float* const pairs = small().units[at.index].of_pair();
     const uint16_t* const of_state = small().of_state[n % 2];
@@ -199,7 +202,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
       for (int i = 0; i < 2; ++i)
         factors[k][i] = *reinterpret_cast<const float2*>(&pairs[16 * k + 8 * i + 2 * t]);
     const float of_pairs[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
-    if (t == 0) out_unit(chunk)[i0] *= unit[0], out_unit(chunk)[i0 + 8] *= unit[1];
+    if (t == 0) out_unit(at.index)[i0] *= unit[0], out_unit(at.index)[i0 + 8] *= unit[1];
     const uint32_t pair_rows = rows_address(ptx::shared_address(pairs_tile(n)), mirrored(block), lane);
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {

@@ -41,7 +41,7 @@ MUTANTS = generated(
     ("delta_sweep_decay", "prepare_units", "= total * unit * next_reciprocal", swapped("total * unit", "unit")),
     ("delta_sweep_triangle", "add_triangle", "int i = k; i < kWarps; ++i", swapped("int i = k;", "int i = k + 1;")),
     ("delta_tiles_keys_unit", "divide_keys", "divided_to_half<Element>(others, factor[1])", swapped("factor[1]", "factor[0]")),
-    ("delta_tiles_query_unit", "prepare_tiles", "out_unit(chunk)[i0 + 8] *= unit[1]", swapped("unit[1]", "unit[0]")),
+    ("delta_tiles_query_unit", "prepare_tiles", "out_unit(at.index)[i0 + 8] *= unit[1]", swapped("unit[1]", "unit[0]")),
     ("delta_tiles_diagonal", "prepare_tiles", "words[2] = 0, words[3] &= diagonal", swapped("words[3] &= diagonal", "words[3] &= ~0u")),
     ("delta_tiles_inverse_row", "weigh_inverse", "-chunk.unit[row + 8] * reciprocal[row + 8]", swapped("reciprocal[row + 8]", "reciprocal[row]")),
     ("delta_tiles_gates", "weigh_pairs_by_gates", "e % 2 ? before.y : before.x", swapped("before.y", "before.x")),

@@ -12,7 +12,7 @@ namespace lethe::matrix_state {
 template <int kBlocks, int kGroups>
 struct DeltaSweepRoles {
   static constexpr int kThreads = (2 + kGroups) * kComputing, kStateWarps = kGroups * kWarps;
-  static constexpr int kPreparingWarps = kWarps;
+  static constexpr int kPreparingWarps = kWarps;  ///< of W and P
   static constexpr int kTogether = kBlocks == 1 ? 2 : 1;
   static constexpr int kFullArrivals = 1 + kArrivalsOfAWarp;  ///< of the copies, and of a warp that prepares gates
   /// Whether the loading warpgroup's first warps measure rows: they share a scheduler with the preparing ones of the first rows, which have least to do.

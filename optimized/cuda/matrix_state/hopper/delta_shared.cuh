@@ -31,17 +31,17 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * (kTiles ? 1 : kBlocks) * kPanel,
                        kSolved = kPairs + (kTiles ? 4 * kPanel : 2 * kFragments),
                        kSmall = kSolved + kStages * int{sizeof(SolvedChunk)}, kSent = kSmall + int{sizeof(Small)};
-  static constexpr int kOutUnits = kSent + 16;  ///< where `empty` comes before O
+  static constexpr int kOutUnits = kSent + 16;  ///< of a stage that is empty before its O is stored
   static constexpr int kBytes = kTiles ? kOutUnits + kStages * kChunk * int{sizeof(float)} : kSent;
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };
 
-/// With tiles.
+/// With tiles. The warps that divide K share their schedulers with those of P's first rows.
 template <int kBlocks, int kGroups>
 struct DeltaTilesShared : DeltaSweepShared<kBlocks, kGroups, true> {
   static constexpr bool kDividesFirst = false;
   static constexpr int kLoadRegisters = 40, kPrepareRegisters = 88;
-  static constexpr int kPreparingWarps = kWarps + 2;
+  static constexpr int kPreparingWarps = kWarps + 2;  ///< those that divide K weigh W
   static constexpr bool kSends = true;  ///< O by the loading warp, from a place that is `stored` and `sent` in turn
 };
 

@@ -40,7 +40,7 @@ struct DeltaSweep {
   __device__ char* pairs_tile(int n) const { return memory + Shared::kPairs + (2 + n % 2) * kPanel; }
   __device__ uint64_t* sent() const { return reinterpret_cast<uint64_t*>(memory + Shared::kSent); }
   __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
-  /// scale · σ and the query's unit, over what is not read again when the units are known.
+  /// scale · σ and the query's unit: with tiles in a place of their own, else over what is not read again when the units are known.
   __device__ float* out_unit(int i) const {
     if constexpr (kTiles) return reinterpret_cast<float*>(memory + Shared::kOutUnits) + i * kChunk;
     else return solved(i).key_norm;

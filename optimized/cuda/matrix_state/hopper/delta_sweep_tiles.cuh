@@ -6,7 +6,9 @@
 //   Sᵀ Kᵀ                        S is scaled
 //   Xᵀ (W β)ᵀ                    –
 //   Sᵀ Qᵀ, then (D_C β R)ᵀ K     γ Sᵀ Qᵀ
-//   Rᵀ (P β)ᵀ, after these       S of the next chunk is rounded, and measured
+//   Rᵀ (P β)ᵀ, after these       the stage is empty; S of the next chunk is rounded, and measured
+//
+// A column's factors are loaded before the product that they scale is waited for: shared memory answers after some hundred cycles.
 
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_values.cuh"
@@ -48,23 +50,15 @@ __device__ __forceinline__ void each_column(const float* numbers, int lane, cons
 #pragma unroll
   for (int c = 0; c < 8; ++c) use(c, *reinterpret_cast<const float2*>(&numbers[mirrored_token(c, lane)]));
 }
-__device__ __forceinline__ void scale_mirrored(float (&sums)[32], const float* factors, int lane) {
-  each_column(factors, lane, [&](int c, const float2& factor) {
+/// The same numbers, loaded here and not where they are used.
+__device__ __forceinline__ void load_columns(float2 (&to)[8], const float* numbers, int lane) {
+  each_column(numbers, lane, [&](int c, const float2& pair) { to[c] = pair; });
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sums[4 * c + e] *= e % 2 ? factor.y : factor.x;
-  });
+  for (float2& pair : to) asm volatile("" : "+f"(pair.x), "+f"(pair.y));
 }
-
-/// Keeps numbers loaded here, before a product is waited for.
-__device__ __forceinline__ void hold(float2 (&numbers)[8]) {
+__device__ __forceinline__ void scale_mirrored(float (&sums)[32], const float2 (&factors)[8]) {
 #pragma unroll
-  for (int c = 0; c < 8; ++c) asm volatile("" : "+f"(numbers[c].x), "+f"(numbers[c].y));
-}
-__device__ __forceinline__ void scale_by(float (&sums)[32], const float2 (&factors)[8]) {
-#pragma unroll
-  for (int c = 0; c < 8; ++c)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[4 * c + e] *= e % 2 ? factors[c].y : factors[c].x;
+  for (int i = 0; i < 32; ++i) sums[i] *= i % 2 ? factors[i / 4].y : factors[i / 4].x;
 }
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
@@ -104,7 +98,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   // O of chunk n to its place, from which the loading warp sends it.
   const auto store_output = [&](float(&out)[32], const float2(&units)[8], int n) {
     uint32_t words[16];
-    scale_by(out, units);
+    scale_mirrored(out, units);
     pack_sums<Element>(words, out, 1.0f);
     if (n > 0) ptx::mbarrier_wait(sent(), (n - 1) % 2);
 #pragma unroll
@@ -162,8 +156,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     issue_lower(x, left, inverse_tile(n));
     ptx::wgmma_commit();
     float2 factors[8];
-    each_column(small().tokens[at.index].write(), lane, [&](int c, const float2& factor) { factors[c] = factor; });
-    hold(factors);
+    load_columns(factors, small().tokens[at.index].write(), lane);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     ptx::fence_registers(left);
@@ -183,12 +176,11 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     issue_mirrored_update<kBlocks>(state, left, stage(at.index) + Shared::kKey);
     ptx::wgmma_commit();
     float2 reads[8];
-    each_column(small().units[at.index].read_state(), lane, [&](int c, const float2& factor) { reads[c] = factor; });
-    hold(reads);
+    load_columns(reads, small().units[at.index].read_state(), lane);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(out);
     fence_rounded();
-    scale_by(out, reads);
+    scale_mirrored(out, reads);
     ptx::fence_registers(out);
     ptx::fence_registers(residual);
     ptx::wgmma_fence();
@@ -197,14 +189,13 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_wait<1>();
     ptx::fence_registers(state);
     ptx::fence_registers(left);
-    arrive_warp(&small().empty[at.index], lane);  // out_unit() is elsewhere
+    arrive_warp(&small().empty[at.index], lane);  // what O still needs is not in the stage
     round_state();
     fence_rounded();
     const float2 pair = unpack<__half>(most & 0x7fff7fffu);
     const float largest = largest_of_warp(fmaxf(pair.x, pair.y)) + kLostByRounding;
     float2 units[8];
-    each_column(out_unit(at.index), lane, [&](int c, const float2& factor) { units[c] = factor; });
-    hold(units);
+    load_columns(units, out_unit(at.index), lane);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(out);
     ptx::fence_registers(residual);

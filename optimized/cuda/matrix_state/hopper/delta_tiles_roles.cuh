@@ -3,9 +3,9 @@
 //
 //   a warp         tiles of a chunk, W, gates and strengths, which the solve has left; measures rows of V;
 //                  sends O of three chunks before                                                          → full, values, sent
-//   two warps      make the rows of K float16                                                              → rows
+//   two warps      make the rows of K float16, then weigh W                                                → rows, prepared
 //   a warp         measures the other rows of V; units                                                     → values, weighed
-//   a warpgroup    measures the rows of Q, which become float16 in registers; P, under which it weighs W   → prepared
+//   a warpgroup    measures the rows of Q, which become float16; P                                         → prepared
 //
 // In the tiles of K and Q, P and W blocks of 16 tokens lie the other way round, the last one first. So the sums that a step of a product with a lower
 // triangle adds to are the first ones, and blocks after the diagonal's are never read: a token without a number reaches no earlier block.
@@ -135,7 +135,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::prepare_tiles() const {
-  const int block = mirrored(static_cast<int>(threadIdx.x / 32 % kWarps));  // of the warp's rows of the product; as in prepare()
+  const int block = mirrored(static_cast<int>(threadIdx.x / 32 % kWarps));  // whose rows lie where the product's rows are the warp's
   const bool gated = p.gate.log_forget != nullptr;
   const int g = lane / 4, t = lane % 4, i0 = 16 * block + g;
   const uint32_t diagonal = (2 * t <= g ? 0xffffu : 0) | (2 * t < g ? 0xffff0000u : 0);  // of 8 × 8 numbers

@@ -36,7 +36,7 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };
 
-/// With tiles. The warps that divide K share their schedulers with those of P's first rows.
+/// With tiles, for run_roles() alone. The warps that divide K share their schedulers with those of P's first rows.
 template <int kBlocks, int kGroups>
 struct DeltaTilesShared : DeltaSweepShared<kBlocks, kGroups, true> {
   static constexpr bool kDividesFirst = false;

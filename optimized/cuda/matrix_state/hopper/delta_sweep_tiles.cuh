@@ -8,7 +8,7 @@
 //   Sᵀ Qᵀ, then (D_C β R)ᵀ K     γ Sᵀ Qᵀ
 //   Rᵀ (P β)ᵀ, after these       the stage is empty; S of the next chunk is rounded, and measured
 //
-// A column's factors are loaded before the product that they scale is waited for: shared memory answers after some hundred cycles.
+// The factors of R, of γ Sᵀ Qᵀ and of O are loaded before their product is waited for: under load shared memory answers after some 300 cycles.
 
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_sweep_values.cuh"
@@ -50,8 +50,8 @@ __device__ __forceinline__ void each_column(const float* numbers, int lane, cons
 #pragma unroll
   for (int c = 0; c < 8; ++c) use(c, *reinterpret_cast<const float2*>(&numbers[mirrored_token(c, lane)]));
 }
-/// The same numbers, loaded here and not where they are used.
-__device__ __forceinline__ void load_columns(float2 (&to)[8], const float* numbers, int lane) {
+/// The same numbers, asked for here and not where they are used.
+__device__ __forceinline__ void load_factors(float2 (&to)[8], const float* numbers, int lane) {
   each_column(numbers, lane, [&](int c, const float2& pair) { to[c] = pair; });
 #pragma unroll
   for (float2& pair : to) asm volatile("" : "+f"(pair.x), "+f"(pair.y));
@@ -156,7 +156,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     issue_lower(x, left, inverse_tile(n));
     ptx::wgmma_commit();
     float2 factors[8];
-    load_columns(factors, small().tokens[at.index].write(), lane);
+    load_factors(factors, small().tokens[at.index].write(), lane);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     ptx::fence_registers(left);
@@ -176,7 +176,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     issue_mirrored_update<kBlocks>(state, left, stage(at.index) + Shared::kKey);
     ptx::wgmma_commit();
     float2 reads[8];
-    load_columns(reads, small().units[at.index].read_state(), lane);
+    load_factors(reads, small().units[at.index].read_state(), lane);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(out);
     fence_rounded();
@@ -195,7 +195,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     const float2 pair = unpack<__half>(most & 0x7fff7fffu);
     const float largest = largest_of_warp(fmaxf(pair.x, pair.y)) + kLostByRounding;
     float2 units[8];
-    load_columns(units, out_unit(at.index), lane);
+    load_factors(units, out_unit(at.index), lane);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(out);
     ptx::fence_registers(residual);

@@ -79,6 +79,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   arrive_warp(sent(), lane);
 }
 
+/// A warp: makes two of four blocks of K's rows float16, which change places; then weighs the same rows of W's blocks.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::divide_keys(int half) const {
   const int row = 16 * half + lane % 16, other = 16 * mirrored(half) + lane % 16;  // these change places
@@ -109,7 +110,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
   }
 }
 
-/// A warp: its row of blocks of a chunk's W.
+/// A warp: row `of` of the blocks of a chunk's W.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::weigh_inverse(
     int of, int n, const ptx::RingPosition& at) const {

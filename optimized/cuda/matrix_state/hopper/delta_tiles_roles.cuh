@@ -136,7 +136,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
 
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::prepare_tiles() const {
-  const int block = mirrored(static_cast<int>(threadIdx.x / 32 % kWarps));  // whose rows lie where the product's rows are the warp's
+  const int block = mirrored(static_cast<int>(threadIdx.x / 32 % kWarps));  // of tokens; as tiles are mirrored, these are the warp's rows of the product
   const bool gated = p.gate.log_forget != nullptr;
   const int g = lane / 4, t = lane % 4, i0 = 16 * block + g;
   const uint32_t diagonal = (2 * t <= g ? 0xffffu : 0) | (2 * t < g ? 0xffff0000u : 0);  // of 8 × 8 numbers

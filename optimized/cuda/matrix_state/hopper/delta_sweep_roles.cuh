@@ -86,6 +86,11 @@ struct DeltaSweep {
   __device__ __forceinline__ void send_output(int n) const;
   __device__ __forceinline__ void release_output() const;
 
+  /// Until a stage may be copied to. Where W is no tile it is weighed in its stage, and so are the tokens: by warps that read them again, and fence nothing.
+  __device__ __forceinline__ void wait_until_empty(const ptx::RingPosition& at) const {
+    ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+    if constexpr (!kTiles) ptx::fence_async_shared();
+  }
   /// A thread: issues the copies of chunk n's inputs to stage i, before it is solved; copy_solved() completes the bytes that `full` expects.
   __device__ __forceinline__ void copy_inputs(int n, int i) const {
     char* const to = stage(i);
@@ -128,7 +133,7 @@ struct DeltaSweep {
     int known = 0;  // chunks that are solved
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
-      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      wait_until_empty(at);
       if (lane == 0) copy_inputs(n, at.index);
       if (kBesideSolve && p.ready) wait_for_solutions(p.ready + int64_t{1} * head * p.chunks, n, p.chunks, known, lane);
       if (lane == 0) copy_solved(n, at.index);
@@ -163,7 +168,7 @@ struct DeltaSweep {
     ptx::RingPosition at;
     for (int n = 0; n < p.chunks; ++n, at.advance(Shared::kStages)) {
       if (kBesideSolve && p.ready) wait_for_solution(&p.ready[int64_t{1} * head * p.chunks + n]);
-      ptx::mbarrier_wait(&small().empty[at.index], at.parity ^ 1);
+      wait_until_empty(at);
       uint64_t* const full = &small().full[at.index];
       if (lane == 0) copy_inputs(n, at.index), copy_solved(n, at.index);
       const RawChunk raw = next;

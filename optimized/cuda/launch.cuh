@@ -16,13 +16,9 @@ inline int multiprocessors() {
   return count;
 }
 
-/// Whether launches on the current device may overlap: from compute capability 9.0 on.
-inline bool launches_overlap() {
-  int device, major;
-  cuda_check(cudaGetDevice(&device), "launch");
-  cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "launch");
-  return major >= 9;
-}
+/// Whether a kernel's launches on the current device may overlap the kernel before: where its code waits for that one, which code and PTX below compute
+/// capability 9.0 do not, on later devices either. Asked of the runtime once a kernel, device and thread.
+bool overlaps_previous_kernel(const void* kernel);
 
 /// The number of heads, between one and `heads`, that share the L2 cache at `head_bytes` each: the size of a section of tiles.
 inline int heads_in_cache(int64_t head_bytes, int64_t heads) {
@@ -30,7 +26,7 @@ inline int heads_in_cache(int64_t head_bytes, int64_t heads) {
   return static_cast<int>(std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, head_bytes), 1, heads));
 }
 
-/// Launches a kernel that may start before the previous one of the stream has ended, where the device can. The kernel calls
+/// Launches a kernel that may start before the previous one of the stream has ended, where its code can wait for that. The kernel calls
 /// wait_for_previous_kernel() before it reads data that one writes or writes data that one touches, and in any case one of its CTAs does before it
 /// ends: the next kernel waits for this one alone.
 template <typename... Parameters>
@@ -45,12 +41,12 @@ void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, s
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = launches_overlap() ? 1 : 0;
+  config.numAttrs = overlaps_previous_kernel(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
   cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), "launch");
 }
 
 #ifdef __CUDACC__
-/// Waits until the previous kernel of the stream has ended. Below compute capability 9.0 launches don't overlap: nothing to wait for.
+/// Waits until the previous kernel of the stream has ended. Code below compute capability 9.0 is launched after that: nothing to wait for.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -60,14 +60,14 @@ void solve(const DeltaSolveArguments& p, cudaStream_t stream) {
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 
-/// Beside a sweep on so many multiprocessors. False where that leaves too few to solve beside it, or launches don't overlap: nothing is launched.
+/// Beside a sweep on so many multiprocessors. False where that leaves too few to solve beside it: nothing is launched.
 /// How many multiprocessors the device really has free decides the time alone.
 template <typename Element, int kBlocks>
 bool solve_beside(DeltaSolveArguments p, int64_t sweeping, int32_t* ready, cudaStream_t stream) {
   using Shared = SolveBesideShared<kBlocks>;
   constexpr int kSweptMeanwhile = 3;  // chunks of a head, while a warp solves one
   const int64_t places = multiprocessors(), left = places - sweeping;
-  if (!launches_overlap() || left < std::max<int64_t>(1, places / 8)) return false;
+  if (left < std::max<int64_t>(1, places / 8)) return false;
   const int64_t all = int64_t{1} * p.all_heads * p.chunks,
                 most = std::min(places, (all + Shared::kSolvers - 1) / Shared::kSolvers);
   const auto meanwhile = [&](int64_t ctas) { return ctas * Shared::kSolvers * p.chunks / kSweptMeanwhile; };

@@ -4,12 +4,14 @@
 usage: predict_gpus.py predict FOLDER [--library LIBRARY] [--torch LIBTORCH] [--portable FILE[=GPU]]… [--cuobjdump PATH]
        predict_gpus.py measure LIBRARY MEASURED.json
 
-predict  FOLDER/predictions.json and .md from FOLDER/counts.json and measured.json. Before that,
+predict  FOLDER/predictions.json and .md from FOLDER/counts.json and measured.json, and, in place of a prediction, the time of a file
+           portable.json by optimized/benchmarks/cuda/portable.py, of that GPU, in a folder beside FOLDER. Before that,
            --library, --torch   count instructions of a step of each kernel's main loop, per pipe and architecture, into counts.json: of ours in a
                                 library with code of 8.0 and 9.0, as of the preset `kernels`, of FlashAttention-2 in Torch's libtorch_cuda.so
            --portable           writes measured.json anew with the times of a file by optimized/benchmarks/cuda/portable.py; with =GPU the backward
                                 that this GPU runs and a Hopper one doesn't, of a library built with its LETHE_SHARED_BYTES (ampere/attention.cpp)
-measure  on a Hopper GPU: time, clock and rates of both, forward and backward, bfloat16, without pruning, as `portable.py --only gate --only flash`
+measure  on a Hopper GPU, and no other: time, clock and rates of both, forward and backward, bfloat16, without pruning, as `portable.py --only gate
+         --only flash`
 
 All of it without a GPU:
     .venv/bin/python tools/predict_gpus.py predict results/predictions --library build/kernels/lib/liblethe_cuda_ampere.a \\
@@ -45,6 +47,10 @@ TENSOR = {"80": 8, "89": 16}  # HMMA.16816 with sums in float32
 FP32_CYCLES = {"80": 2, "89": 1, "90": 1}
 # name: architecture of its pipes, of its code, multiprocessors, GHz that a long kernel holds: least and most
 GPUS = {"A100 SXM": ("80", "80", 108, 1.41, 1.41), "L40S": ("89", "80", 142, 1.9, 2.2)}
+# Their names by the driver, not of a part of one. Where several have run, a figure is of the first pattern's, and of these the latest.
+NAMES = {"A100 SXM": (r"NVIDIA A100-SXM\S*", r"NVIDIA A100[- ](?!.*MIG).*"), "L40S": (r"NVIDIA L40S",)}
+HOPPER_NAME = r"NVIDIA G?H\d+\b.*"
+LENGTH = 16384
 # The backward that is not summed in a fixed order, by head dim. A CTA may have 166912 bytes of shared memory on an A100, 101376 on an L40S; the wide
 # backward wants 102784 at 64, 135552 at 96, 168320 at 128, 150272 at 256, with one stage 85248 at 64, 134400 at 128.
 HOPPER = "Hopper"
@@ -62,6 +68,18 @@ WITHIN = 0.10
 MODELS = ("overlapped", "in turn")
 
 
+def times_of(found, backward):
+    """(implementation, direction, head dim, line) and milliseconds of portable.py's rows; `backward`: ours, by head dim."""
+    for line in found["rows"]:
+        if line["error"] or line["row"] not in ("gate", "flash", "dims") or line["family"] != "portable" or line["head_dim"] not in DIMS:
+            continue
+        direction = line["direction"]
+        ours = backward[line["head_dim"]] if direction == "backward" else direction
+        yield "lethe", ours, line["head_dim"], line, line["milliseconds"]
+        if (ms := line["others"].get("FlashAttention-2")) is not None:
+            yield "flash_attention_2", direction, line["head_dim"], line, ms
+
+
 def from_portable(before, files):
     """measured.json with the times of portable.py's files, bfloat16. The cycles of a product stay. A file may end in =GPU: its library was built with
     LETHE_SHARED_BYTES of that GPU, and so ran its backward. A kernel's time is that of the first file that has it."""
@@ -73,18 +91,10 @@ def from_portable(before, files):
         if found["gpu"] != before["gpu"] or found["torch"] != before["torch"]:
             raise SystemExit(f"{file}: expected {before['gpu']}, torch {before['torch']}, found {found['gpu']}, torch {found['torch']}")
         sources.append({"file": "/".join(Path(file).absolute().parts[-2:]), "commit": found["commit"], "date": found["date"], "as": gpu})
-        for line in found["rows"]:
-            if line["error"] or line["row"] not in ("gate", "flash", "dims") or line["family"] != "portable" or line["head_dim"] not in DIMS:
-                continue
-            forward = line["direction"] == "forward"
-            times = [("lethe", "forward" if forward else BACKWARD[gpu or HOPPER][line["head_dim"]], line["milliseconds"]),
-                     ("flash_attention_2", line["direction"], line["others"].get("FlashAttention-2"))]
-            for name, direction, ms in times:
-                if ms is None or (gpu and direction in ("forward", line["direction"])):
-                    continue  # what every GPU runs is the first's
-                rows.setdefault((name, direction, line["head_dim"]),
-                                {"implementation": name, "direction": direction, "head_dim": line["head_dim"], "heads": line["heads"],
-                                 "length": line["tokens"], "ms": ms, "ghz": None})
+        for name, direction, dim, line, ms in times_of(found, BACKWARD[gpu or HOPPER]):
+            if not gpu or direction not in ("forward", line["direction"]):  # what every GPU runs is the first's
+                rows.setdefault((name, direction, dim), {"implementation": name, "direction": direction, "head_dim": dim, "heads": line["heads"],
+                                                         "length": line["tokens"], "ms": ms, "ghz": None})
     return {key: before[key] for key in ("gpu", "multiprocessors", "torch", "cycles_of_a_product")} | {"sources": sources,
                                                                                                        "rows": list(rows.values())}
 
@@ -156,6 +166,10 @@ def measure(arguments):
     os.environ["LETHE_KERNELS"] = "portable"
     import torch
 
+    found = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    if found == "none" or torch.cuda.get_device_capability() != (9, 0):
+        raise SystemExit(f"GPU: expected a Hopper GPU, from whose times others' are predicted, found {found}; another one's own times are by "
+                         "optimized/benchmarks/cuda/portable.py")
     torch.ops.load_library(arguments.library)
     torch.utils.deterministic.fill_uninitialized_memory = False
     length, rows = 16384, []
@@ -260,6 +274,31 @@ def predictions(counts, measured):
     return rows, check, efficiencies
 
 
+def short(commit):
+    return re.sub("[0-9a-f]{40}", lambda found: found[0][:12], commit)
+
+
+def measured_there(results):
+    """What GPUS ran themselves, of the files portable.json in the folders of `results`: {(GPU, implementation, direction, head dim): what ran}."""
+    files = []
+    for path in results.glob("*/portable.json"):
+        found = json.loads(path.read_text())
+        for gpu, patterns in NAMES.items():
+            if place := next((i for i, pattern in enumerate(patterns, 1) if re.fullmatch(pattern, found["gpu"])), None):
+                files.append((-place, found["date"], str(path), gpu, found))
+    rows = {}
+    for _, date, path, gpu, found in sorted(files, key=lambda file: file[:3], reverse=True):  # the first that has a time
+        for name, direction, dim, line, ms in times_of(found, BACKWARD[gpu]):
+            if line["tokens"] != LENGTH:
+                continue
+            direction = next(way for way in (direction, direction + SMALL) if runs_on(gpu, name, way, dim))
+            elements = line["heads"] * LENGTH * (LENGTH + 1) / 2 * dim
+            rows.setdefault((gpu, name, direction, dim), {
+                "measured_on": found["gpu"], "commit": short(found["commit"]) + ", changed" * bool(found["dirty"]), "date": date[:10],
+                "file": "/".join(Path(path).parts[-2:]), "tflops": (4 if line["direction"] == "forward" else 10) * elements / ms * 1e-9})
+    return rows
+
+
 def predict(arguments):
     folder = Path(arguments.folder)
     if sources := [(kernels, library) for kernels, library in ((OURS, arguments.library), (FLASH, arguments.torch)) if library]:
@@ -268,30 +307,48 @@ def predict(arguments):
     if arguments.portable:
         measured = from_portable(measured, arguments.portable)
         (folder / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
-    rows, check, efficiencies = predictions(json.loads((folder / "counts.json").read_text()), measured)
+    if not re.fullmatch(HOPPER_NAME, measured["gpu"]):
+        raise SystemExit(f"{folder / 'measured.json'}: expected times of a Hopper GPU, whose instructions are counted, found those of an "
+                         f"{measured['gpu']}")
+    counts = json.loads((folder / "counts.json").read_text())
+    rows, check, efficiencies = predictions(counts, measured)
     good = [m for m in (0, 1) if all(abs(ratio[m] - 1) <= WITHIN for ratio in check.values())] or [0, 1]
-    table = []
-    for gpu, implementation, direction, dim, *ranges in rows:
-        numbers = [x for m in good for x in ranges[m]]
-        table.append((gpu, implementation, direction, dim, f"{min(numbers):.0f}", f"{max(numbers):.0f}", "prediction"))
-    names = ("gpu", "implementation", "direction", "head_dim", "low_tflops", "high_tflops", "kind")
-    (folder / "predictions.json").write_text(json.dumps([dict(zip(names, row)) for row in table], indent=1) + "\n")
+    predicted, there, table = {row[:4]: row[4:] for row in rows}, measured_there(folder.resolve().parent), []
+    for key in ((gpu, r["implementation"], r["direction"], r["head_dim"]) for gpu in GPUS for r in counts):
+        line = dict(zip(("gpu", "implementation", "direction", "head_dim"), key))
+        if found := there.get(key):
+            figure = f"{found['tflops']:.0f}"
+            table.append(line | {"low_tflops": figure, "high_tflops": figure, "kind": "measured"} | {k: found[k] for k in found if k != "tflops"})
+        elif key in predicted:
+            numbers = [x for m in good for x in predicted[key][m]]
+            table.append(line | {"low_tflops": f"{min(numbers):.0f}", "high_tflops": f"{max(numbers):.0f}", "kind": "prediction"})
+    (folder / "predictions.json").write_text(json.dumps(table, indent=1) + "\n")
     untimed = [f"{gpu} {direction} {dim}" for gpu in GPUS for implementation, direction, dim in OURS
-               if runs_on(gpu, implementation, direction, dim) and (implementation, direction, dim) not in efficiencies]
-    lines = ["# Predicted speeds on an A100 and an L40S", "",
-             "**Every figure of this page is a prediction**: none of these GPUs has run the kernels. bfloat16, T = 16384, causal, no pruning, with "
-             "the gate and "
+               if runs_on(gpu, implementation, direction, dim) and (implementation, direction, dim) not in efficiencies
+               and (gpu, implementation, direction, dim) not in there]
+    own = [line for line in table if line["kind"] == "measured"]
+    runs = ", ".join(sorted({f"on an {line['measured_on']} by `{line['file']}` of {line['commit']}, {line['date']}" for line in own}))
+    others = [key for key in predicted if key not in there]
+    about = (f"**{len(own)} figures of this page are measured**, {runs}. **The other {len(others)} are predictions**, marked so. " if own and others
+             else f"**Every figure of the table of GPUs is measured**, {runs}. " if own
+             else "**Every figure of this page is a prediction**: there are no measured times of these GPUs. ")
+    lines = ["# Speeds on an A100 and an L40S" if own else "# Predicted speeds on an A100 and an L40S", "",
+             f"{about}bfloat16, T = {LENGTH}, causal, no pruning, with the gate and "
              "its gradient; TFLOP/s by the visited pairs. Each GPU has the backward that it chooses by the shared memory of a CTA. "
              + (f"No prediction, since no time of these kernels was measured: {', '.join(untimed)}. " if untimed else "")
-             + "By `tools/predict_gpus.py`, from `counts.json` and `measured.json` of this folder.", "",
+             + "By `tools/predict_gpus.py`, from `counts.json` and `measured.json` of this folder"
+             + (", and from those files of times." if own else "."), "",
              f"Models that predict FlashAttention-2's published A100 figures (forward and backward, T = 16384) within {WITHIN:.0%}: "
              + (", ".join(MODELS[m] for m in good) if len(good) < 2 or all(abs(r[m] - 1) <= WITHIN for r in check.values() for m in (0, 1))
                 else "neither, so the range of both is given") + ".", "",
              "| head dim | published | " + " | ".join(f"{m} ÷ published" for m in MODELS) + " |", "|---|---|---|---|"]
     lines += [f"| {dim} | {PUBLISHED[dim]} | " + " | ".join(f"{r:.2f}" for r in ratio) + " |" for dim, ratio in check.items()]
-    lines += ["", "| GPU | implementation | direction | head dim | predicted TFLOP/s |", "|---|---|---|---|---|"]
-    lines += [f"| {gpu} | {implementation} | {direction} | {dim} | {low if low == high else f'{low} to {high}'} (prediction) |"
-              for gpu, implementation, direction, dim, low, high, _ in table]
+    lines += ["", f"| GPU | implementation | direction | head dim | {'' if own else 'predicted '}TFLOP/s |", "|---|---|---|---|---|"]
+    for line in table:
+        low, high, kind = line["low_tflops"], line["high_tflops"], line["kind"]
+        source = f", {line['commit']}, {line['date']}" if kind == "measured" else ""
+        lines.append(f"| {line.get('measured_on', line['gpu'])} | {line['implementation']} | {line['direction']} | {line['head_dim']} | "
+                     f"{low if low == high else f'{low} to {high}'} ({kind}{source}) |")
     lines += ["", f"Efficiency on an {measured['gpu']} (cycles by each model ÷ measured), with {measured['cycles_of_a_product']:.2f} cycles an "
                   f"mma.sync:", "",
               "| implementation | direction | head dim | ms | GHz | overlapped | in turn |", "|---|---|---|---|---|---|---|"]
@@ -299,20 +356,21 @@ def predict(arguments):
               + " | ".join(f"{e:.2f}" for e in efficiencies[r["implementation"], r["direction"], r["head_dim"]]) + " |" for r in measured["rows"]
               if (r["implementation"], r["direction"], r["head_dim"]) in efficiencies]
     if "sources" in measured:
-        named = ", ".join(f"`{s['file']}` of {re.sub('[0-9a-f]{40}', lambda found: found[0][:12], s['commit'])}"
+        named = ", ".join(f"`{s['file']}` of {short(s['commit'])}"
                           + (f" (within the shared memory of an {s['as']})" if s["as"] else "") for s in measured["sources"])
         lines += ["", f"Times: {named}. Their clock was not recorded and is taken as the highest, "
                   f"{HIGHEST_GHZ} GHz: by each per cent that it was lower, every prediction is one per cent too low."]
-    fewer = [f"{gpu} {direction} {dim}" for gpu, implementation, direction, dim, *_ in rows
+    fewer = [f"{gpu} {direction} {dim}" for gpu, implementation, direction, dim in others
              if implementation == "lethe" and (direction, dim) in FEWER_CTAS[gpu]]
     if fewer:
         lines += ["", f"One CTA a multiprocessor where the Hopper GPU has two, which neither model counts, so that these may be too high: "
                       f"{', '.join(fewer)}."]
-    if any(SMALL in row[2] for row in rows):
+    if any(SMALL in direction for _, _, direction, _ in others):
         lines += ["", "FlashAttention-2 has smaller tiles on an L40S (“small tiles”): their instructions are counted, and the efficiency is taken "
                       "to be that of "
                   "the larger ones, which a Hopper GPU runs."]
-    lines += ["", "On such a GPU, `tools/predict_gpus.py measure` times the same calls; its figures then take this page's place."]
+    lines += ["", "`tools/gpu_check` on such a GPU leaves its times in `results/<gpu>/portable.json`, as `optimized/benchmarks/cuda/portable.py` "
+                  "alone does. With that file here, `tools/predict_gpus.py predict results/predictions` writes them in place of the predictions."]
     (folder / "predictions.md").write_text("\n".join(lines) + "\n")
     print(*lines, sep="\n")
 

@@ -77,6 +77,15 @@ enum class Family { kHopper, kHopperWindows, kAmpere, kAmpereOfLess };
 /// The family that run_forward and run_backward run: set for each test of EveryKernel.
 inline Family family_under_test = Family::kHopper;
 
+/// The family that the device has, for as long as it lives: of a test that is none of EveryKernel.
+class FamilyOfDevice {
+ public:
+  FamilyOfDevice() { family_under_test = have_gpu() ? Family::kHopper : Family::kAmpere; }
+  ~FamilyOfDevice() { family_under_test = Family::kHopper; }
+  FamilyOfDevice(const FamilyOfDevice&) = delete;
+  FamilyOfDevice& operator=(const FamilyOfDevice&) = delete;
+};
+
 /// The kinds of sums of dS that differ, by BackwardArguments::float_sums: one family and one instance have them in float alone.
 inline std::vector<bool> kinds_of_sums(const Shape& shape) {
   const bool both = family_under_test == Family::kHopper && hopper::has_16_bit_sums(hopper::instance_dim(shape));

@@ -290,7 +290,7 @@ void expect_agreement(const Call& call, const Results& expected, const Results& 
 class MatrixState : public ::testing::TestWithParam<Call> {};
 
 TEST_P(MatrixState, EqualsTheReferenceWithTheSameBitsTwice) {
-  if (!testing::have_gpu(false)) GTEST_SKIP() << "needs a GPU of compute capability 8.0 or more";
+  LETHE_NEEDS_ANY_GPU();
   const Call& call = GetParam();
   const MatrixStateFamily* family = family_of(call);
   if (!family) {

@@ -1,14 +1,16 @@
 """delta_state on a GPU at the sizes that its benchmark has: 192 heads of 64 and 96 of 128 columns, of 4096 tokens, of each kind of gates, values and
-every gradient.
+every gradient. And that no value depends on a later token, of 300.
 
 usage: python3 tests/cuda/test_delta_sizes.py LIBRARY [--device DEVICE] [unittest arguments]
   DEVICE  where they run (default cuda); "--device cpu" tries the tests themselves, at smaller sizes, without a GPU
 """
 import faulthandler
+import itertools
 import sys
 import unittest
 
 import torch
+from test_delta_state import delta_problem
 from test_operators import BUDGET, load_library_or_skip
 
 DEVICE = "cuda"
@@ -98,6 +100,31 @@ class Sizes(unittest.TestCase):
                 for name, again in self.results(given, arriving).items():
                     self.assertTrue(torch.equal(again, once[name]), name)
         self.for_each_kind(check)
+
+    def test_no_later_token_changes_a_bit(self):
+        """Tokens change to other finite ones from the middle of a chunk of 64 and a block of 16 on. Calls that record a derivative may run another
+        kernel than those that don't, so each is compared with its like."""
+        def values_of(given, gated, recorded):
+            leaves = {name: tensor.detach().to(DEVICE).requires_grad_(recorded) for name, tensor in given.items()}
+            values, _ = torch.ops.lethe.delta_state(*(leaves[name] if name != "gate" or gated else None for name in NAMES))
+            self.assertEqual(values.requires_grad, recorded)
+            return values.detach()
+
+        for dtype, rows, columns, gated in itertools.product((torch.bfloat16, torch.float16), (64, 128), (64, 128), (False, True)):
+            given, other = (delta_problem(dtype, length=300, rows=rows, columns=columns, seed=seed) for seed in (6, 7))
+            other["value"] *= 1000  # other powers of two for what the kernels hold in 16 bits
+            other["gate"] -= 9
+            for recorded in (False, True):
+                expected = values_of(given, gated, recorded)
+                for begin, names in itertools.product((75, 201), (("query", "key", "value", "beta", "gate"), ("key",), ("value",), ("gate",))):
+                    if names == ("gate",) and not gated:
+                        continue
+                    changed = given | {name: torch.cat([given[name][:, :begin], other[name][:, begin:]], 1) for name in names}
+                    with self.subTest(dtype=dtype, rows=rows, columns=columns, gated=gated, recorded=recorded, begin=begin, names=names):
+                        found = values_of(changed, gated, recorded)
+                        self.assertTrue(found.isfinite().all())
+                        self.assertTrue(torch.equal(found[:, :begin], expected[:, :begin]))
+                        self.assertFalse(torch.equal(found[:, begin:], expected[:, begin:]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import sys
 import unittest
 
 import torch
-from test_operators import BUDGET, load_library_or_skip
+from on_gpu import HOPPER, NEEDS_HOPPER, load_library_or_skip
+from test_operators import BUDGET
 
 DEVICE = "cuda"
 SIZES = ((64, 64), (128, 128), (128, 64), (40, 72))
@@ -225,8 +226,8 @@ class LeftStates(unittest.TestCase):
         return [values, state, *torch.ops.lethe._matrix_state_backward(direction, of_state, *inputs, change(left), 0.3, False)], left
 
     def setUp(self):
-        if DEVICE != "cuda" or torch.cuda.get_device_capability() != (9, 0):
-            self.skipTest("needs a GPU of compute capability 9.0")
+        if DEVICE != "cuda" or not HOPPER:
+            self.skipTest(NEEDS_HOPPER)
 
     def test_give_the_bits_of_computed_ones(self):
         for (rows, columns), dtype, gated, length in itertools.product(SIZES, (torch.bfloat16, torch.float16), (False, True), (65, 260, 1100)):

@@ -8,8 +8,9 @@ import sys
 import unittest
 
 import torch
+from on_gpu import HOPPER, NEEDS_HOPPER, load_library_or_skip
 from test_matrix_state import GATES, STATE_CALLS, WIDE, beyond, run_state, state_problem, with_gates, worst_head
-from test_operators import BUDGET, load_library_or_skip
+from test_operators import BUDGET
 
 DEVICE = "cuda"
 
@@ -182,8 +183,8 @@ class Segments(unittest.TestCase):
         return dict(zip(("query", "key", "value", "gate"), found)), kept.shape[-1]
 
     def test_leave_states_for_the_backward(self):
-        if DEVICE != "cuda" or torch.cuda.get_device_capability() != (9, 0):
-            self.skipTest("needs a GPU of compute capability 9.0")
+        if DEVICE != "cuda" or not HOPPER:
+            self.skipTest(NEEDS_HOPPER)
         for dtype, call, rows, columns in itertools.product((torch.bfloat16, torch.float16), self.CALLS, (64, 128), (64, 104)):
             with self.subTest(call, dtype=dtype, rows=rows, columns=columns):
                 tensors = state_problem(dtype, **(WIDE | dict(length=1100, key_dim=rows, value_dim=columns)))
@@ -216,8 +217,8 @@ class Segments(unittest.TestCase):
         self.assertEqual(sorted(saved), sorted([2 * 18 * 8192, *(tensor.nbytes for tensor in given.values())]))
 
     def test_left_states_and_what_is_read_of_them_have_the_same_bits_every_time(self):  # of few heads, in pieces of one segment and of several
-        if DEVICE != "cuda" or torch.cuda.get_device_capability() != (9, 0):
-            self.skipTest("needs a GPU of compute capability 9.0")
+        if DEVICE != "cuda" or not HOPPER:
+            self.skipTest(NEEDS_HOPPER)
         sizes = ((64, 64), (128, 64), (64, 128), (128, 128))
         for dtype, call, (rows, columns), length in itertools.product((torch.bfloat16, torch.float16), self.CALLS, sizes, (577, 1300, 8000)):
             if columns > 64 and call != "head gate":

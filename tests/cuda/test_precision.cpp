@@ -140,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(OfWindows, Precision, testing::window_instances(), test
 INSTANTIATE_TEST_SUITE_P(OfAmpere, Precision, testing::ampere_instances(), testing::name_of_instance);
 
 TEST(PrecisionOracle, EqualsTheReference) {
-  LETHE_NEEDS_GPU();
+  LETHE_NEEDS_ANY_GPU();
   for (const Gate gate : {Gate::kInitial, Gate::kCutting}) {
     const Problem problem = one_head(300, 64, Dtype::kBFloat16, gate, 18);
     const std::vector<double> grad = grad_values_of(problem, 99);
@@ -192,7 +192,8 @@ TEST(PrecisionOracle, ByProductsEqualsTheReference) {
 }
 
 TEST(PrecisionOracle, RefusesAGateThatIsOffByOneToken) {
-  LETHE_NEEDS_GPU();
+  LETHE_NEEDS_ANY_GPU();
+  const testing::FamilyOfDevice family;
   Problem problem = one_head(2048, 64, Dtype::kBFloat16, Gate::kInitial, 19);
   const std::vector<double> grad = grad_values_of(problem, 99);
   const BackwardResult result = testing::run_backward(problem, grad);

@@ -72,6 +72,15 @@ class Steps(ShellPrograms):
         self.assertRegex(self.log("benchmark.log"), r"compare_attention.py .* --commit=abc --length 4096 --length 16384 --rounds 6\n")
         self.assertNotIn(f'"{self.folder}', self.log("check.log"))  # of the commands
 
+    def test_of_another_gpu_than_hopper_leaves_out_what_is_of_hoppers_kernels_alone(self):
+        self.script("bin/nvidia-smi", 'case "$1" in *compute_cap*) echo 8.0 ;; *) echo "NVIDIA A100-SXM4-80GB" ;; esac')
+        status, summary, complaint = self.check()
+        self.assertEqual(status, 0, complaint)
+        self.assertEqual(len(summary), (1 + 24 + 32 + 21) + (2 * 14 + 11 + 17) + 4)
+        names = {re.search(r"#\d+: (\S+)", line)[1] for line in summary}
+        self.assertFalse([name for name in names if re.fullmatch(r"sanitizer.*wrappers|benchmark.gate.*", name)])
+        self.assertIn("benchmark.portable", names)
+
     def test_benchmarks_have_a_gpu_each_where_there_are_two(self):
         alone = 'mkdir "../gpu_$CUDA_VISIBLE_DEVICES" || exit 1; sleep 0.1; rmdir "../gpu_$CUDA_VISIBLE_DEVICES"'  # fails beside another one
         self.script("build/benchmark_cuda_kernels", f'{alone}; echo "gate on $CUDA_VISIBLE_DEVICES"')

@@ -1,11 +1,16 @@
 """The predictions' arithmetic, on machine code written by hand: instructions a pipe, the two models, and that a model finds itself again."""
 
+import argparse
+import contextlib
+import io
 import json
 import pathlib
 import re
 import sys
 import tempfile
+import types
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -25,7 +30,103 @@ def code(*bodies):
     return [(16 * i, text) for i, text in enumerate([*lines, "EXIT"])]
 
 
+def rows_of_every_kernel():
+    counts = {"issue": 1000, "tensor": 250}
+    return [{"implementation": name, "direction": direction, "head_dim": dim, "flops": 10,
+             "loops": [{"flops": 10, "counts": {"80": counts, "90": counts}}]} for name, direction, dim in (*counted.OURS, *counted.FLASH)]
+
+
+def times(line, milliseconds, flash, **changed):
+    """A row of portable.py, forward or backward, at head dim 64 unless changed."""
+    return {"row": "gate", "family": "portable", "head_dim": 64, "heads": 32, "tokens": 16384, "direction": line, "milliseconds": milliseconds,
+            "others": {"FlashAttention-2": flash}, "error": None} | changed
+
+
+class Page(unittest.TestCase):
+    """The page of a made-up folder of results."""
+
+    def setUp(self):
+        self.results = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        rows = rows_of_every_kernel()
+        timed = [r | {"heads": 1, "length": 16384, "ghz": None, "ms": 1.0} for r in rows if counted.SMALL not in r["direction"]]
+        self.write("predictions/counts.json", rows)
+        self.measured = {"gpu": "NVIDIA H200", "torch": "2.11.0", "multiprocessors": 132, "cycles_of_a_product": 5.0, "rows": timed}
+        self.write("predictions/measured.json", self.measured)
+
+    def write(self, name, contents):
+        path = self.results / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(contents))
+
+    def times_of(self, folder, gpu, rows, commit="a" * 40, date="2027-01-02T03:04:05Z", dirty=None):
+        self.write(f"{folder}/portable.json", {"gpu": gpu, "commit": commit, "date": date, "dirty": dirty, "rows": rows})
+
+    def page(self):
+        """The text, and (low, high, kind) by GPU, implementation, direction and head dim."""
+        folder = self.results / "predictions"
+        with contextlib.redirect_stdout(io.StringIO()):
+            predict_gpus.predict(argparse.Namespace(folder=folder, library=None, torch=None, cuobjdump=None, portable=[]))
+        table = json.loads((folder / "predictions.json").read_text())
+        return (folder / "predictions.md").read_text(), {(r["gpu"], r["implementation"], r["direction"], r["head_dim"]):
+                                                         (r["low_tflops"], r["high_tflops"], r["kind"]) for r in table}
+
+    def test_without_times_of_these_gpus_has_predictions_alone(self):
+        self.times_of("h200", "NVIDIA H200", [times("forward", 1.0, 1.0)])
+        self.times_of("a100-sxm4-80gb_mig", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", [times("forward", 1.0, 1.0)])
+        self.times_of("l40", "NVIDIA L40", [times("forward", 1.0, 1.0)])
+        text, table = self.page()
+        self.assertEqual({kind for *_, kind in table.values()}, {"prediction"})
+        self.assertIn("**Every figure of this page is a prediction**", text)
+        self.assertNotIn("(measured", text)
+
+    def test_has_an_a100s_times_in_place_of_its_predictions(self):
+        before = self.page()[1]
+        self.times_of("a100-sxm4-80gb", "NVIDIA A100-SXM4-80GB", [
+            times("forward", 4.0, 5.0), times("backward", 12.0, 11.0), times("backward", 13.0, None, head_dim=128, heads=16, others={}),
+            times("forward", 1.0, 1.0, head_dim=96, error="wrong"), times("forward", 1.0, 1.0, head_dim=256, tokens=4096),
+            times("forward", 1.0, 1.0, head_dim=96, family="hopper")])
+        text, table = self.page()
+        pairs = 16384 * 16385 / 2 * 2048
+        figure = lambda flops, ms: f"{flops * pairs / ms * 1e-9:.0f}"
+        expected = {("lethe", "forward", 64): figure(4, 4.0), ("flash_attention_2", "forward", 64): figure(4, 5.0),
+                    ("lethe", "backward", 64): figure(10, 12.0), ("flash_attention_2", "backward", 64): figure(10, 11.0),
+                    ("lethe", counted.ONE_STAGE, 128): figure(10, 13.0)}
+        self.assertEqual(table, before | {("A100 SXM", *key): (number, number, "measured") for key, number in expected.items()})
+        for (name, direction, dim), number in expected.items():
+            self.assertIn(f"| NVIDIA A100-SXM4-80GB | {name} | {direction} | {dim} | {number} (measured, aaaaaaaaaaaa, 2027-01-02) |\n", text)
+        others = len(table) - len(expected)
+        self.assertEqual((text.count("(measured, "), text.count(" (prediction) |")), (len(expected), others))
+        self.assertIn(f"**{len(expected)} figures of this page are measured**, on an NVIDIA A100-SXM4-80GB by `a100-sxm4-80gb/portable.json` of "
+                      f"aaaaaaaaaaaa, 2027-01-02. **The other {others} are predictions**", text)
+        self.assertNotIn("Every figure", text)
+
+    def test_prefers_the_card_that_is_predicted_and_then_the_later_file(self):
+        self.times_of("a100_80gb_pcie", "NVIDIA A100 80GB PCIe", [times("forward", 8.0, 8.0), times("backward", 8.0, 8.0)],
+                      date="2027-03-01T00:00:00Z")
+        self.times_of("a100-sxm4-40gb", "NVIDIA A100-SXM4-40GB", [times("forward", 4.0, 4.0), times("forward", 5.0, 5.0, row="flash")], commit="b" * 40)
+        self.times_of("older", "NVIDIA A100-SXM4-80GB", [times("forward", 2.0, 2.0)], date="2026-12-01T00:00:00Z")
+        self.times_of("l40s", "NVIDIA L40S", [times("backward", 4.0, 4.0)], commit="of a colleague", dirty=True)
+        text, table = self.page()
+        self.assertRegex(text, r"\| NVIDIA A100-SXM4-40GB \| lethe \| forward \| 64 \| 275 \(measured, bbbbbbbbbbbb, 2027-01-02\)")
+        self.assertRegex(text, r"\| NVIDIA A100 80GB PCIe \| lethe \| backward \| 64 \| 344 \(measured, aaaaaaaaaaaa, 2027-03-01\)")
+        self.assertIn("(measured, of a colleague, changed, 2027-01-02)", text)
+        for key in (("lethe", counted.ONE_STAGE, 64), ("flash_attention_2", "backward" + counted.SMALL, 64)):
+            self.assertEqual(table["L40S", *key][2], "measured")
+
+    def test_refuses_to_predict_from_another_gpus_times(self):
+        self.write("predictions/measured.json", self.measured | {"gpu": "NVIDIA A100-SXM4-80GB"})
+        with self.assertRaisesRegex(SystemExit, r"measured.json: expected times of a Hopper GPU, .*, found those of an NVIDIA A100-SXM4-80GB$"):
+            self.page()
+
+
 class PredictGpus(unittest.TestCase):
+    def test_measure_names_the_gpu_that_it_cannot_start_from(self):
+        for there, capability, name, found in ((True, (8, 0), "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), (False, None, None, "none")):
+            cuda = types.SimpleNamespace(is_available=lambda: there, get_device_capability=lambda: capability, get_device_name=lambda: name)
+            with unittest.mock.patch.dict(sys.modules, torch=types.SimpleNamespace(cuda=cuda)), unittest.mock.patch.dict("os.environ"):
+                with self.assertRaisesRegex(SystemExit, f"^GPU: expected a Hopper GPU, .* found {found}; .*portable.py$"):
+                    predict_gpus.measure(argparse.Namespace(library="none.so", measured="none.json", seconds=1))
+
     def test_the_main_loop_holds_products_and_exponentials(self):
         products = [text for text in STEP if "MUFU" not in text]
         self.assertEqual(counted.main_loop(code(products, STEP, ["NOP"]))[:-1], STEP)
@@ -75,10 +176,7 @@ class PredictGpus(unittest.TestCase):
             self.assertEqual(found, [("lethe", direction, dim)])
 
     def test_a_gpu_has_the_kernels_that_fit_its_shared_memory(self):
-        counts = {"issue": 1000, "tensor": 250}
-        rows = [{"implementation": name, "direction": direction, "head_dim": dim, "flops": 10,
-                 "loops": [{"flops": 10, "counts": {"80": counts, "90": counts}}]}
-                for name, direction, dim in (*counted.OURS, *counted.FLASH)]
+        rows = rows_of_every_kernel()
         found, _, _ = predict_gpus.predictions(rows, {"multiprocessors": 132, "cycles_of_a_product": 5.0, "rows": [
             r | {"heads": 1, "length": 16384, "ghz": None, "ms": 1.0} for r in rows if counted.SMALL not in r["direction"]]})
         of = lambda gpu, name, way: {(direction, dim) for at, who, direction, dim, *_ in found if (at, who) == (gpu, name)

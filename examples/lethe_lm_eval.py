@@ -2,8 +2,8 @@
 
     python examples/lethe_lm_eval.py --model lethe --model_args model=3f2a --tasks lambada_openai,piqa
 
-Options in --model_args: model, a trained model's folder, name or its begin; lethe, the command (default: lethe); length, tokens that the
-model reads at most (default: its training length). Needs lm-eval 0.4 or later. Generation tasks are refused.
+Options in --model_args: model, a trained model's folder, name or its begin; lethe, the command (default: this checkout's build/cpu/bin/lethe);
+length, tokens that the model reads at most (default: its training length). Needs lm-eval 0.4 or later. Generation tasks are refused.
 """
 import gzip
 import json
@@ -15,10 +15,12 @@ from pathlib import Path
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+COMMAND = Path(__file__).resolve().parents[1] / "build/cpu/bin/lethe"
+
 
 @register_model("lethe")
 class Lethe(LM):
-    def __init__(self, model, lethe="lethe", length=None, device=None, **_):
+    def __init__(self, model, lethe=COMMAND, length=None, device=None, **_):
         super().__init__()
         self.command = [str(lethe), "evaluate", str(model), "--what", "requests", "--device", str(device or "cpu")]
         self.settings = {} if length is None else {"length": int(length)}

@@ -247,6 +247,21 @@ class MatrixState(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "value: expected shape"):
             operator(*arguments_of(names, tensors | {"value": tensors["value"][:, 1:]}), **options)
 
+    @for_every_call
+    def test_sequences_have_their_shapes_on_the_meta_device(self, operator, names, options):
+        names = [name for name in names if "state" not in str(name)]  # sequences begin with 0
+        numbers = torch.tensor([0, 2, 2, 5])
+        for cu_seqlens in (numbers, numbers.int(), numbers.to("meta")):
+            tensors = {n: t.detach().to("meta").requires_grad_() for n, t in inputs(5, batch=1, dtype=torch.bfloat16).items()}
+            values, state = operator(*arguments_of(names, tensors), **options, cu_seqlens=cu_seqlens)
+            self.assertEqual((values.shape, values.dtype), ((1, 5, 2, 7), torch.bfloat16))
+            self.assertEqual((state.shape, state.dtype), ((1, 2, 5, 8 if options.get("normalize") else 7), torch.float32))
+            given = [tensors[name] for name in names if name]
+            for gradient, tensor in zip(torch.autograd.grad([values, state], given, [torch.empty_like(values), torch.empty_like(state)]), given):
+                self.assertEqual((gradient.shape, gradient.dtype), (tensor.shape, tensor.dtype))
+        with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected 5 last, the number of tokens, found 4"):
+            operator(*arguments_of(names, tensors), **options, cu_seqlens=torch.tensor([0, 4]))
+
 
 if __name__ == "__main__":
     torch.ops.load_library(sys.argv.pop(1))

@@ -210,6 +210,25 @@ class Operator(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "value: expected shape"):
             forgetting_attention(tensors[0], tensors[1], tensors[2][:, 1:], tensors[3])
 
+    def test_windows_and_sequences_have_shapes_on_the_meta_device(self):
+        numbers = torch.tensor([0, 120, 120, 300])
+        cases = [(5, 2, {"window": 40}, (2, 2)), (300, 1, {"window": 10**15, "log_pruning_tolerance": -10.0}, (1, 2))]
+        cases += [(300, 1, {"cu_seqlens": cu_seqlens, "window": window, "log_pruning_tolerance": tolerance}, (3, 2))
+                  for cu_seqlens in (numbers, numbers.int(), numbers.to("meta")) for window in (None, 40) for tolerance in (None, -10.0)]
+        for length, batch, options, of_pairs in cases:
+            with self.subTest(length=length, **options):
+                tensors = [t.detach().to("meta").requires_grad_() for t in inputs(length, key_length=300, batch=batch, dtype=torch.bfloat16)]
+                values, log_normalizer, visited = torch.ops.lethe.forgetting_attention_with_statistics(*tensors, **options)
+                self.assertEqual((values.shape, values.dtype), ((batch, length, 2, 4), torch.bfloat16))
+                self.assertEqual((log_normalizer.shape, log_normalizer.dtype), ((batch, length, 2), torch.float32))
+                self.assertEqual((visited.shape, visited.dtype, visited.device.type), (of_pairs, torch.int64, "meta"))
+                for gradient, tensor in zip(torch.autograd.grad(values, tensors, torch.empty_like(values)), tensors):
+                    self.assertEqual((gradient.shape, gradient.dtype), (tensor.shape, tensor.dtype))
+        with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected 300 last, the number of tokens, found 299"):
+            forgetting_attention(*tensors, cu_seqlens=torch.tensor([0, 299]))
+        with self.assertRaisesRegex(RuntimeError, "window: expected at least 1"):
+            forgetting_attention(*tensors, window=0)
+
 
 if __name__ == "__main__":
     torch.ops.load_library(sys.argv.pop(1))

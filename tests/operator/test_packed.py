@@ -10,18 +10,19 @@ import unittest.mock
 
 import on_device
 import torch
+from test_window import sizes_of
 
 LENGTHS = [5, 0, 64, 1, 200, 130, 0]
 BOUNDS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 HEADS, KEY_HEADS, DIM = 4, 2, 64
 
 
-def tensors(dtype, *, matrix_state=False, dim=DIM):
-    """query, key, value [1,T,H,D]; log f [1,T,H], with cuts; β."""
+def tensors(dtype, *, matrix_state=False, dim=DIM, value_dim=None):
+    """query, key [1,T,H,D], value [1,T,H,Dv]; log f [1,T,H], with cuts; β."""
     generator = torch.Generator().manual_seed(3)
     total, heads = sum(LENGTHS), HEADS if matrix_state else KEY_HEADS
 
-    def normal(heads):
+    def normal(heads, dim=dim):
         return torch.randn(1, total, heads, dim, generator=generator).to(DEVICE, dtype)
 
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -29,7 +30,7 @@ def tensors(dtype, *, matrix_state=False, dim=DIM):
     gate[0, 100, 1] = -float("inf")
     beta = torch.rand(1, total, HEADS, generator=generator)
     key = torch.nn.functional.normalize(normal(heads).float(), dim=-1).to(dtype) if matrix_state else normal(heads)
-    return normal(HEADS), key, normal(heads), gate.to(DEVICE, wide), beta.to(DEVICE, wide)
+    return normal(HEADS), key, normal(heads, value_dim or dim), gate.to(DEVICE, wide), beta.to(DEVICE, wide)
 
 
 def sequences(dtype=torch.int32, device="cpu"):
@@ -37,23 +38,24 @@ def sequences(dtype=torch.int32, device="cpu"):
 
 
 class Packed(unittest.TestCase):
-    def expect_as_apart(self, call, inputs, bound):
-        """call(inputs, cu_seqlens) is that of each sequence without it, and so are its gradients."""
-        inputs = [tensor.clone().requires_grad_() for tensor in inputs]
-        arriving = torch.randn(call(inputs, sequences()).shape, generator=torch.Generator().manual_seed(4)).to(inputs[0])
+    def expect_as_apart(self, call, inputs, bound, exactly=False):
+        """call(inputs, cu_seqlens) is that of each sequence without it, or exactly: by the CPU in float64; and so are its gradients."""
+        arriving = torch.randn(call(inputs, sequences()).shape, generator=torch.Generator().manual_seed(4)).to(inputs[0].dtype)
 
-        def with_gradients(function):
-            found = function()
-            return [found, *torch.autograd.grad(found, inputs, arriving)]
+        def with_gradients(function, inputs):
+            inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+            found = function(inputs)
+            return [found, *torch.autograd.grad(found, inputs, arriving.to(found))]
 
-        def apart():
+        def apart(inputs):
             starts = sequences().tolist()
             return torch.cat([call([tensor[:, a:b] for tensor in inputs], None) for a, b in zip(starts, starts[1:]) if b > a], 1)
 
-        expected = with_gradients(apart)
+        expected = with_gradients(apart, [tensor.double().cpu() for tensor in inputs] if exactly else inputs)
         for cu_seqlens in (sequences(), sequences(torch.int64), sequences(device=DEVICE)):
-            for found, wanted in zip(with_gradients(lambda: call(inputs, cu_seqlens)), expected):
-                self.assertEqual(found.dtype, wanted.dtype)
+            for found, wanted, of in zip(with_gradients(lambda inputs: call(inputs, cu_seqlens), inputs), expected, (inputs[0], *inputs)):
+                self.assertEqual(found.dtype, of.dtype)
+                wanted = wanted.to(found.device)
                 self.assertLessEqual((found - wanted).double().norm(), bound * max(1.0, wanted.double().norm().item()))
                 self.assertTrue(found.isfinite().all())
 
@@ -65,6 +67,18 @@ class Packed(unittest.TestCase):
                     self.expect_as_apart(lambda x, cu: lethe.forgetting_attention(*x, log_pruning_tolerance=tolerance, cu_seqlens=cu), inputs,
                                          BOUNDS[dtype] + (1e-4 if tolerance else 0))
 
+    def test_attention_of_every_size_is_exact(self):
+        for dtype, dim, value_dim in sizes_of(DEVICE, DTYPES):
+            *inputs, _ = tensors(dtype, dim=dim, value_dim=value_dim)
+            pairs = []
+            for tolerance in (None, -10.0):
+                with self.subTest(dtype=dtype, dim=dim, value_dim=value_dim, tolerance=tolerance):
+                    self.expect_as_apart(lambda x, cu: lethe.forgetting_attention(*x, log_pruning_tolerance=tolerance, cu_seqlens=cu), inputs,
+                                         BOUNDS[dtype] + (1e-4 if tolerance else 0), exactly=True)
+                pairs.append(lethe.forgetting_attention_with_statistics(*inputs, log_pruning_tolerance=tolerance, cu_seqlens=sequences())[2])
+            with self.subTest("fewer pairs", dtype=dtype, dim=dim, value_dim=value_dim):
+                self.assertTrue((pairs[1].sum(0) < pairs[0].sum(0)).all())
+
     def test_attention_of_long_calls_is_that_of_each_sequence(self):
         if DEVICE == "cpu":
             self.skipTest("a GPU's kernels share a head of more than 8192 tokens among CTAs")
@@ -75,22 +89,25 @@ class Packed(unittest.TestCase):
                     self.expect_as_apart(lambda x, cu: lethe.forgetting_attention(*x, cu_seqlens=cu), inputs, BOUNDS[dtype])
 
     def test_states_are_those_of_each_sequence(self):
-        for dtype in DTYPES:
-            query, key, value, gate, beta = tensors(dtype, matrix_state=True)
+        others = [(torch.bfloat16, *sizes) for sizes in (((40, 72),) if DEVICE == "cpu" else ((64, 32), (40, 72), (128, 96)))]
+        for dtype, rows, columns in [(dtype, DIM, DIM) for dtype in DTYPES] + others:
+            query, key, value, gate, beta = tensors(dtype, matrix_state=True, dim=rows, value_dim=columns)
             positive = [query.abs(), key.abs() + 0.1]
+            of_each = lambda count: gate.unsqueeze(3) * torch.linspace(0.2, 1, count, device=DEVICE, dtype=gate.dtype)
             calls = {
                 "no gate": (lambda x, cu: lethe.gated_state(*x, None, None, cu_seqlens=cu)[0], [query, key, value]),
                 "scalar gate": (lambda x, cu: lethe.gated_state(*x, None, cu_seqlens=cu)[0], [query, key, value, gate]),
                 "key gate": (lambda x, cu: lethe.gated_state(*x, None, cu_seqlens=cu)[0],
-                             [query, key, value, gate.unsqueeze(3).expand(-1, -1, -1, DIM).contiguous()]),
+                             [query, key, value, gate.unsqueeze(3).expand(-1, -1, -1, rows).contiguous()]),
+                "value gate": (lambda x, cu: lethe.gated_state(*x[:3], None, x[3], cu_seqlens=cu)[0], [query, key, value, of_each(columns)]),
+                "decay rule": (lambda x, cu: lethe.gated_state(*x, cu_seqlens=cu)[0], [query, key, value, of_each(rows), of_each(columns)]),
                 "normalized": (lambda x, cu: lethe.gated_state(*x, None, normalize=True, cu_seqlens=cu)[0], [*positive, value, gate]),
                 "delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0], [query, key, value, beta]),
                 "gated delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0], [query, key, value, beta, gate]),
-                "key-gated delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0],
-                                    [query, key, value, beta, gate.unsqueeze(3) * torch.linspace(0.2, 1, DIM, device=DEVICE, dtype=gate.dtype)]),
+                "key-gated delta": (lambda x, cu: lethe.delta_state(*x, cu_seqlens=cu)[0], [query, key, value, beta, of_each(rows)]),
             }
             for name, (call, inputs) in calls.items():
-                with self.subTest(name, dtype=dtype):
+                with self.subTest(name, dtype=dtype, rows=rows, columns=columns):
                     self.expect_as_apart(call, inputs, BOUNDS[dtype])
 
     def test_the_state_is_that_of_the_last_sequence(self):

@@ -10,22 +10,32 @@ import torch
 
 BOUNDS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 QUERIES, KEYS, HEADS, KEY_HEADS = 500, 600, 4, 2
+# Head and value dims: of each instance of the kernels, at its end and below it, in whole 16 bytes and not, one longer than the other.
+SIZES = ((16, 16), (33, 33), (33, 48), (48, 48), (80, 80), (112, 112), (160, 160), (200, 200), (256, 256), (64, 32), (40, 72), (128, 96), (72, 160))
+CU_SEQLENS = (0, 20, 270, 270, 300)
 
 
-def tensors(dtype, gate="initial", dim=64, batch=2, heads=HEADS, key_heads=KEY_HEADS, keys=KEYS):
+def sizes_of(device, dtypes):
+    """(dtype, head dim, value dim) of SIZES that the kernels take; the CPU has one kernel, and tries two."""
+    if device == "cpu":
+        return [(dtype, *dims) for dtype in dtypes for dims in ((33, 48), (64, 32))]
+    return [(dtype, *dims) for dtype in dtypes for dims in SIZES if dtype != torch.float32 or max(dims) <= 128]
+
+
+def tensors(dtype, gate="initial", dim=64, value_dim=None, batch=2, heads=HEADS, key_heads=KEY_HEADS, queries=QUERIES, keys=KEYS):
     """query, key, value, log f."""
     generator = torch.Generator().manual_seed(5)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    shapes = ((QUERIES, heads), (keys, key_heads), (keys, key_heads))
-    inputs = [torch.randn(batch, length, count, dim, generator=generator).to(DEVICE, dtype) for length, count in shapes]
-    shift = {"open": 9.0, "initial": 0.0, "cutting": 6.0}[gate]
+    shapes = ((queries, heads, dim), (keys, key_heads, dim), (keys, key_heads, value_dim or dim))
+    inputs = [torch.randn(batch, *shape, generator=generator).to(DEVICE, dtype) for shape in shapes]
+    shift = {"open": 9.0, "initial": 0.0, "cutting": 6.0, "mixed": torch.tensor([0.0, 9.0]).repeat((heads + 1) // 2)[:heads]}[gate]
     log_forget = torch.nn.functional.logsigmoid(torch.randn(batch, keys, heads, generator=generator) + shift)
     if gate == "cutting":
         log_forget[:, ::97, 1] = -float("inf")
     return [*inputs, log_forget.to(DEVICE, wide)]
 
 
-def dense(query, key, value, log_forget, window):
+def dense(query, key, value, log_forget, window, cu_seqlens=()):
     """Values, log normalizers and visible pairs by the definition."""
     query, key, value, gates = (x.double() for x in (query, key, value, log_forget))
     key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], 2) for x in (key, value))
@@ -35,6 +45,8 @@ def dense(query, key, value, log_forget, window):
     row = torch.arange(key.shape[1] - query.shape[1], key.shape[1], device=query.device)
     column = torch.arange(key.shape[1], device=query.device)
     near = (column[None] <= row[:, None]) & (column[None] > row[:, None] - window)
+    sequence = sum((column >= start).long() for start in (0, *cu_seqlens))
+    near &= sequence[None] == sequence[row, None]
     logits = torch.einsum("bihd,bjhd->bhij", query, key) / query.shape[3] ** 0.5 + sums[:, :, row, None] - sums[:, :, None, :]
     seen = near & (cuts[:, :, row, None] == cuts[:, :, None, :])
     logits = logits.masked_fill(~seen, -float("inf"))
@@ -42,20 +54,25 @@ def dense(query, key, value, log_forget, window):
 
 
 class Window(unittest.TestCase):
-    def check(self, dtype, gate, window, dim=64, **sizes):
+    def check(self, dtype, gate, window, dim=64, *, cu_seqlens=(), tolerance=None, **sizes):
         inputs = [x.requires_grad_() for x in tensors(dtype, gate, dim, **sizes)]
-        arriving = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(6)).to(DEVICE)
-        values, log_normalizer, pairs = lethe.forgetting_attention_with_statistics(*inputs, window=window)
+        options = {"window": window, "cu_seqlens": torch.tensor(cu_seqlens) if cu_seqlens else None}
+        expected_values, expected_normalizer, near = dense(*inputs, window, cu_seqlens)
+        arriving = torch.randn(expected_values.shape, generator=torch.Generator().manual_seed(6)).to(DEVICE)
+        values, log_normalizer, pairs = lethe.forgetting_attention_with_statistics(*inputs, log_pruning_tolerance=tolerance, **options)
         found = [values, log_normalizer, *torch.autograd.grad(values, inputs, arriving.to(values.dtype))]
-        expected_values, expected_normalizer, near = dense(*inputs, window)
         expected = [expected_values, expected_normalizer, *torch.autograd.grad(expected_values, inputs, arriving.double())]
         for name, one, other in zip(("values", "log_normalizer", "query", "key", "value", "log_forget"), found, expected):
             # At a window of 1 some are 0; the gate's gradient then is what the rounding of up to 500 rows sums to.
             error = (one.double() - other.double()).norm() / max(other.double().norm().item(), 50 if name == "log_forget" else 10)
-            self.assertLessEqual(error.item(), BOUNDS[dtype], name)
+            self.assertLessEqual(error.item(), BOUNDS[dtype] + (1e-4 if tolerance else 0), name)
         if gate == "open":  # all pairs of the window, and those of a block at its edge
-            self.assertTrue((near <= pairs).all())
-            self.assertTrue((pairs <= near + 256 * QUERIES).all())
+            visited = pairs.sum(0) if cu_seqlens else pairs
+            self.assertTrue((near <= visited).all())
+            self.assertTrue((visited <= near + 256 * QUERIES).all())
+        if tolerance:
+            all_pairs = lethe.forgetting_attention_with_statistics(*inputs, **options)[2]
+            self.assertEqual((pairs.sum(0) < all_pairs.sum(0)).tolist(), [True, False])  # of gates as initial, and of open ones
 
     def test_is_that_of_the_definition(self):
         for dtype in DTYPES:
@@ -69,6 +86,23 @@ class Window(unittest.TestCase):
             for dim in (16, 32, 80, 96, 128, 256):
                 with self.subTest(dim=dim):
                     self.check(dtype, "initial", 100, dim)
+
+    def check_size(self, dtype, dim, value_dim, gate, window, **options):
+        """Of two query heads of one key head, of 200 queries over 300 keys and of sequences of 300 tokens."""
+        sizes = {"value_dim": value_dim, "batch": 1, "heads": 2, "key_heads": 1, "keys": 300}
+        self.check(dtype, gate, window, dim, queries=200, **sizes, **options)
+        self.check(dtype, gate, window, dim, queries=300, cu_seqlens=CU_SEQLENS, **sizes, **options)
+
+    def test_is_that_of_the_definition_at_every_size(self):
+        for dtype, dim, value_dim in sizes_of(DEVICE, DTYPES):
+            for gate, window in (("mixed", 50), ("open", 150), ("cutting", 130)):
+                with self.subTest(dtype=dtype, dim=dim, value_dim=value_dim, gate=gate, window=window):
+                    self.check_size(dtype, dim, value_dim, gate, window)
+
+    def test_prunes_within_itself_at_every_size(self):
+        for dtype, dim, value_dim in sizes_of(DEVICE, DTYPES):
+            with self.subTest(dtype=dtype, dim=dim, value_dim=value_dim):
+                self.check_size(dtype, dim, value_dim, "mixed", 200, tolerance=-10.0)
 
     def test_is_that_of_the_definition_wherever_queries_begin_in_a_block(self):
         # The first query after 31, 63 and 127 keys is the last of a block of 32, 64 or 128, with others of its warp in the next one.

@@ -32,10 +32,17 @@ bool is_recurrent_row(const std::string& name) {
   return std::ranges::any_of(kRecurrentRows, [&](const auto& row) { return row.first == name; });
 }
 
+RecurrentRows recurrent_rows(const nlohmann::json& settings) {
+  const std::vector<std::string> none;
+  return {settings.value("recurrent_rows", none), settings.value("further_recurrent_rows", none)};
+}
+
 std::vector<Run> recurrent_runs(const nlohmann::json& settings, int64_t vocabulary) {
+  const RecurrentRows rows = recurrent_rows(settings);
   std::vector<Run> runs;
-  for (const std::string& name : settings.value("recurrent_rows", std::vector<std::string>()))
-    runs.push_back(runs_of(recurrent_row(name), settings, vocabulary, 1).front());
+  for (const auto& names : {rows.of_the_figure, rows.further})
+    for (const std::string& name : names)
+      runs.push_back(runs_of(recurrent_row(name), settings, vocabulary, 1).front());
   return runs;
 }
 

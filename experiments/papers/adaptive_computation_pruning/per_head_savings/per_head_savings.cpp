@@ -53,8 +53,11 @@ std::vector<Comparison> statements(const Heads& trained, const Heads& untrained,
   };
   all[0].headline = all[1].headline = true;
   // Untrained heads are all local, so what trained ones add is that they still are where others have become global.
-  for (const size_t local : {0, 2, 3})
-    if (all[1].verdict() == Verdict::kReproduced) all[local].control.reset();
+  for (const size_t local : {0, 2, 3}) {
+    if (all[1].verdict() != Verdict::kReproduced) continue;
+    all[local].note = "untrained heads do as well: what training adds is that others have become global";
+    all[local].control.reset();
+  }
   return all;
 }
 

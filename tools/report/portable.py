@@ -1,5 +1,7 @@
 """portable.json of optimized/benchmarks/cuda/portable.py as a table: the kernels for every GPU, and beside them Hopper's, against their bounds."""
 
+import json
+
 from report.files import BadResult, read_json
 from report.markdown import commit_words, number, table, with_band
 
@@ -31,6 +33,30 @@ def portable_table(path):
                      "" if line["work"] == 1 else number(line["work"]), with_band(line["ratio"], line["ratio_spread"]),
                      bounds, line["reached"]])
     return table(["row", "case", "direction", "ms", "beside, ms", "work over theirs", "ratio", "must, aim", "reached"], rows)
+
+
+def portable_short_table(path, predictions):
+    """A row a head dim: the kernels for every GPU beside FlashAttention-2 on the GPU of `path`, and their TFLOP/s on others by `predictions`, the file of
+    tools/predict_gpus.py: forward, backward, and whether that is a prediction."""
+    ratios = {(line["head_dim"], line["direction"]): number(line["ratio"]) for line in read_json(path, ("rows",))["rows"]
+              if line["family"] == "portable" and line["row"] in ("gate", "flash") and not line["error"]}
+    others = {}
+    for line in (json.loads(predictions.read_text()) if predictions.exists() else []):
+        if line["implementation"] == "lethe":
+            low, high = line["low_tflops"], line["high_tflops"]
+            others.setdefault(line["gpu"], {}).setdefault(line["head_dim"], {})[line["direction"].split()[0].rstrip(",")] = (
+                low if low == high else f"{low} to {high}", line["kind"])
+
+    def elsewhere(gpu, dim):
+        of = others[gpu].get(dim, {})
+        if not {"forward", "backward"} <= of.keys():
+            return ""
+        kinds = dict.fromkeys(kind for _, kind in of.values())
+        return f"{of['forward'][0]}; {of['backward'][0]} ({', '.join(kinds)})"
+
+    return table(["head dim", "forward, × FlashAttention-2", "backward, × FlashAttention-2", *(f"{gpu}, TFLOP/s" for gpu in others)],
+                 [[str(dim), ratios.get((dim, "forward"), ""), ratios.get((dim, "backward"), ""), *(elsewhere(gpu, dim) for gpu in others)]
+                  for dim in sorted({dim for dim, _ in ratios}) if not others or any(dim in of for of in others.values())])
 
 
 def portable_page(path):

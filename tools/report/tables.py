@@ -8,7 +8,7 @@ from report.benchmarks import benchmark_files, benchmark_table
 from report.items import all_folders, items_text
 from report.markdown import commit_words, measured_words, number, table, with_band
 from report.matrix_state import matrix_state_data, matrix_state_table
-from report.portable import portable_data, portable_table
+from report.portable import portable_data, portable_short_table, portable_table
 from report.precision import PRECISION, precision_log, precision_table
 from report.profile import PROFILE, profile_data, profile_table
 from report.results import VERDICTS, load_machine, machine_folders, sound_claims
@@ -260,7 +260,7 @@ def index(root, results):
 
 def readme_table(root, results, machine, name):
     """The table that a marker <!-- table:MACHINE/NAME --> asks for: "verdicts", "papers", a claim's "CLAIM" or "CLAIM.statements", a benchmark's,
-    "portable", "matrix_state", "training", "training_grid", "precision" or "backward_profile"; all/items is the table of the papers' items."""
+    "portable", "portable.short", "matrix_state", "training", "training_grid", "precision" or "backward_profile"; all/items is the table of the papers' items."""
     if (machine, name) == ("all", "items"):
         return items_text(root, all_folders(root, results), use)
     if (benchmark := results / machine / f"{name}.json") in benchmark_files(results / machine):
@@ -268,6 +268,8 @@ def readme_table(root, results, machine, name):
     for data in portable_data(results / machine):
         if name == data.stem:
             return portable_table(data)
+        if name == f"{data.stem}.short":
+            return portable_short_table(data, results / "predictions" / "predictions.json")
     for data in matrix_state_data(results / machine):
         if name == data.stem:
             return matrix_state_table(data)

@@ -1,6 +1,7 @@
 """Tables of a machine's speeds: training steps, and the kernels for every GPU and of the linear family against their bounds."""
 
 import json
+import shutil
 import unittest
 
 from checkout import WithCheckout  # first: it finds tools/report
@@ -45,6 +46,15 @@ class SpeedTables(WithCheckout):
             "| dims | D = 64, portable | backward | 1.250 | full, 4.000 |  | 1.250 ± 0.012 | ≥ 0.8, ≥ 1.0 | aim |",
             "| flash | D = 64, portable | backward | 1.250 | full, 4.000 |  | 1.250 ± 0.012 |  |  |",
             "| float32 | D = 64, portable | error: values: expected a \\| b |  |  |  |  |  |  |"])
+        said = [{"gpu": "A100", "implementation": "lethe", "direction": direction, "head_dim": 64, "low_tflops": low, "high_tflops": high, "kind": kind}
+                for direction, low, high, kind in (("forward", "100", "120", "prediction"), ("backward, fused", "90", "90", "measured"))]
+        short = lambda: readme_table(self.checkout.root, self.checkout.results, "m", "portable.short").splitlines()
+        self.assertEqual(short(), ["| head dim | backward, × FlashAttention-2 |", "|---|---|", "| 64 | 1.250 |"])
+        (self.checkout.results / "predictions").mkdir()
+        (self.checkout.results / "predictions/predictions.json").write_text(json.dumps(said))
+        self.assertEqual(short(), ["| head dim | backward, × FlashAttention-2 | A100, TFLOP/s |", "|---|---|---|",
+                                   "| 64 | 1.250 | 100 to 120; 90 (prediction, measured) |"])
+        shutil.rmtree(self.checkout.results / "predictions")
         page = portable_page(path)
         for words in ("dddddddddddd (as told)", "NVIDIA H100", "9 rounds", "window, D = 64: 1 × 16384 × 32", "window, D = 64, cuDNN: not here",
                       "A row without must and aim compares"):

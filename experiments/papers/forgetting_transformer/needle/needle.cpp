@@ -97,7 +97,10 @@ std::vector<Comparison> comparisons_of(const Study& study, const Means& means) {
     Comparison exact =
         means.exact.compare(model + " writes the needle's answer word for word within the training length",
                             {{model, 1}}, {.low = 0.9, .high = 1, .direction = +1});
-    if (exact.measured == 0) exact.out_of_reach = "a model of this size answers no prompt word for word";
+    if (exact.measured == 0) {
+      exact.out_of_reach = "a model of this size answers no prompt word for word";
+      exact.note = study.settings.value("no_answer_after_a_run", "");
+    }
     add(exact, kFigure, "share of the prompts", false);
   }
   for (const std::string trunk : {"(Pro)", "(LLaMA)"})

@@ -96,12 +96,13 @@ class Units(unittest.TestCase):
                     self.assertTrue(torch.equal(once * 2.0 ** -power, times))
 
     def test_an_infinite_value_reaches_no_earlier_block_of_16_tokens(self):
+        reached = 96 if DEVICE != "cuda" or HOPPER else 64  # other GPUs' kernels solve 64 tokens at a time, not 16
         for dtype, (rows, columns), gated in itertools.product((torch.bfloat16, torch.float16), (*SIZES, (96, 72)), (False, True)):
             with self.subTest(dtype=dtype, rows=rows, columns=columns, gated=gated):
                 given = delta_problem(dtype, rows=rows, columns=columns)
                 changed = given | {"value": given["value"].clone()}
                 changed["value"][:, 100:] = torch.inf
-                self.assertTrue(torch.equal(run(given, DEVICE, gated)[0][:, :96], run(changed, DEVICE, gated)[0][:, :96]))
+                self.assertTrue(torch.equal(run(given, DEVICE, gated)[0][:, :reached], run(changed, DEVICE, gated)[0][:, :reached]))
 
     def test_keep_the_budget_after_large_tokens(self):
         for (rows, columns), dtype, cut in itertools.product(SIZES, (torch.bfloat16, torch.float16), (False, True)):

@@ -8,8 +8,8 @@ import sys
 import unittest
 
 import torch
+from on_gpu import HOPPER, NEEDS_HOPPER, load_library_or_skip
 from test_matrix_state import beyond
-from test_operators import load_library_or_skip
 
 DEVICE = "cuda"
 TOKENS, LARGEST = 65536, 128
@@ -94,6 +94,10 @@ def worst_heads(found, expected, floor):
 class LongStates:
     def test_keep_the_budget_of_each_head_over_65536_tokens(self):
         for call in (call for call in CALLS if CALLS[call][0] == self.OPERATOR):
+            if CALLS[call][4] and DEVICE == "cuda" and not HOPPER:  # a normaliser in 16 bits: up to 1.3 budgets of bfloat16, 71 of float16
+                with self.subTest(call):
+                    self.skipTest(NEEDS_HOPPER)
+                continue
             given, direction = problem(call)
             expected = results(call, given, direction, torch.float64, "cpu")
             # Gates that forget everything have a gradient of nearly 0.

@@ -13,6 +13,7 @@ from test_matrix_state import GATES, STATE_CALLS, WIDE, beyond, run_state, state
 from test_operators import BUDGET
 
 DEVICE = "cuda"
+Z_IN_FLOAT = HOPPER  # other GPUs' kernels round a normaliser to 16 bits for a product
 
 
 class Segments(unittest.TestCase):
@@ -54,10 +55,11 @@ class Segments(unittest.TestCase):
             tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
             tensors["value"] = (tensors["value"].double() + 3).to(dtype)
             # After a state of zeros dq = D (S - z oᵀ)ᵀ, of which 1 / 70 is left, and products read S in 16 bits: 0.084 of bfloat16 was found and
-            # 0.011 of float16; with z in 16 bits, too, 0.67 and 0.085 are to be expected.
-            self.assert_budget(tensors, dtype, ("normalized, no gate",), of_query=20 * BUDGET[dtype])
+            # 0.011 of float16; with z in 16 bits, too, 0.67 and 0.085.
+            self.assert_budget(tensors, dtype, ("normalized, no gate",), of_query=(20 if Z_IN_FLOAT else 160) * BUDGET[dtype])
             for gate in (0.0, -1e-3, -0.5):
-                self.assert_budget(tensors | {"head_gate": torch.full_like(tensors["head_gate"], gate)}, dtype, ("normalized",), gate=gate)
+                self.assert_budget(tensors | {"head_gate": torch.full_like(tensors["head_gate"], gate)}, dtype, ("normalized",),
+                                   None if Z_IN_FLOAT else 10 * BUDGET[dtype], gate=gate)
 
     def test_keep_the_budget_of_normalised_calls_that_forget_at_once(self):
         # A token's own weight is nearly all, and dq what two numbers of nearly one leave.
@@ -65,7 +67,7 @@ class Segments(unittest.TestCase):
             tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
             for mean in (0, 3):
                 moved = {"value": (tensors["value"].double() + mean).to(dtype), "head_gate": torch.full_like(tensors["head_gate"], gate)}
-                self.assert_budget(tensors | moved, dtype, ("normalized",), gate=gate, mean=mean)
+                self.assert_budget(tensors | moved, dtype, ("normalized",), None if Z_IN_FLOAT else 10 * BUDGET[dtype], gate=gate, mean=mean)
 
     def test_keep_the_budget_of_normalised_calls_with_cuts(self):
         for dtype in (torch.bfloat16, torch.float16):
@@ -249,7 +251,7 @@ class Segments(unittest.TestCase):
                 of_heads = lambda x: x.double().square().flatten(3).sum((1, 3)).sqrt() if x.dim() == 4 else x.double().square().sum(1).sqrt()
                 off = of_heads(read[name] - expected) / of_heads(expected) if expected.numel() else expected.new_zeros(1)
                 self.assertLessEqual(off.nan_to_num(nan=torch.inf).max().item(), BUDGET[dtype], f"{call}, {dtype}, {rows} x {columns}: {name}")
-            if call == "normalized" and rows == 64:  # a query times a number has the same values
+            if call == "normalized" and rows == 64 and Z_IN_FLOAT:  # a query times a number has the same values
                 along = torch.nn.functional.cosine_similarity(read["query"].double(), tensors["query"].double(), dim=-1)
                 self.assertLessEqual(along.square().mean().sqrt().item(), 0.1 * BUDGET[dtype], f"{dtype}: dq along q")
 

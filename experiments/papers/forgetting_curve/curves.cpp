@@ -47,7 +47,22 @@ void Curves::add(const Artefact& model, const std::string& variant, const nlohma
     if (found.records.empty()) curve.not_measurable.push_back({length, "expected finite activations, found others"});
     else of_model = found.records.front();
   }
+  keep(model, variant, settings, std::move(curve), of_model);
+}
 
+void Curves::add_at_once(const Artefact& model) {
+  CurveSettings settings;
+  JsonReader reader(study_.settings.at("curve"), "curve");
+  settings.read(reader);
+  reader.finish();
+  const Evaluated found = evaluated(study_, model, "forgetting_curve", study_.settings.at("curve"), kRaw);
+  ForgettingCurve curve = curve_of(found.points);
+  for (const std::string& note : found.notes) curve.not_measurable.push_back({settings.length, note});
+  keep(model, model.run.label, settings, std::move(curve), found.records.empty() ? Record() : found.records.front());
+}
+
+void Curves::keep(const Artefact& model, const std::string& variant, const CurveSettings& settings,
+                  ForgettingCurve curve, const Record& of_model) {
   const auto record = [&](const std::string& metric, const char* unit, int64_t length, double value) {
     Record one = record_of(study_.experiment, model.run, of_model.batch, length, metric, unit, value);
     one.variant = variant;

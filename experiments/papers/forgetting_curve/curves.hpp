@@ -22,6 +22,9 @@ class Curves {
   /// reads  variant: of records and points; a variant's models differ in their seeds
   void add(const Artefact& model, const std::string& variant, const nlohmann::json& changes = nlohmann::json::object());
 
+  /// The same of all lengths by one measurement, as the claims on memory ask for it; the variant is the row.
+  void add_at_once(const Artefact& model);
+
   bool has(const std::string& variant) const { return of_.contains(variant); }
   const std::vector<ForgettingCurve>& of(const std::string& variant) const { return of_.at(variant); }
 
@@ -48,6 +51,8 @@ class Curves {
   Findings findings;
 
  private:
+  void keep(const Artefact& model, const std::string& variant, const CurveSettings& settings, ForgettingCurve curve,
+            const Record& of_model);
   std::vector<double> gaps(const std::string& variant, int64_t length) const;  // a repeat each, the mean over seeds
   double seed_band(const std::vector<Term>& terms, int64_t length) const;
 

@@ -109,11 +109,13 @@ std::string at(int64_t length) { return "context " + std::to_string(length); }
 /// The findings of all runs with pruning.
 struct Found {
   explicit Found(double confidence)
-      : confidence(confidence), shares(confidence), untrained(confidence), losses(confidence), falls(confidence) {}
+      : confidence(confidence), shares(confidence), untrained(confidence), losses(confidence), falls(confidence),
+        of_positions(4, Measurements(confidence)) {}
   double confidence;
   Measurements shares, untrained;  ///< of the blocks, by at(length)
   Measurements losses;             ///< at the longest context, by label
   Measurements falls;              ///< there: the mean of L(i) over T/16 … T/8 less that over T/2 … T, by label
+  std::vector<Measurements> of_positions;  ///< there: the loss of positions to T/8, T/4, T/2 and T, by label
   std::map<int64_t, std::vector<double>> operator_speedup, step_speedup;  ///< of seed 0, by repetition
 };
 
@@ -192,6 +194,18 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
       equal.open = "runs with and without pruning are equal to the last bit";
   }
   all.push_back(equal);
+  Comparison everywhere = equal;  // the stretch of positions that differs most
+  for (const Measurements& losses : found.of_positions) {
+    const Comparison one =
+        losses.compare("Positions to 1/8, 1/4, 1/2 and all of the context have the losses without pruning, where they differ most",
+                       {{kWith, 1}, {kWithout, -1}}, equal.expectation);
+    if (&losses == &found.of_positions.front() || std::abs(one.measured) > std::abs(everywhere.measured)) everywhere = one;
+  }
+  everywhere.source = equal.source;
+  everywhere.paper = 0;
+  everywhere.open = equal.open;
+  everywhere.note = study.settings.value("positions_after_a_run", "");
+  all.push_back(everywhere);
   return all;
 }
 
@@ -323,6 +337,13 @@ Findings measure(const Study& study) {
     const std::vector<double> late = losses_of_sequences(evaluated, length / 2, length);
     for (size_t s = 0; s < fall.size(); ++s) fall[s] -= late[s];
     found.falls.add(run, mean(fall), fall);
+    int64_t begin = 0;
+    for (Measurements& losses : found.of_positions) {
+      const int64_t end = begin == 0 ? length / 8 : 2 * begin;
+      const std::vector<double> stretch = losses_of_sequences(evaluated, begin, end);
+      losses.add(run, mean(stretch), stretch);
+      begin = end;
+    }
     findings.records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", evaluated.value("loss")));
     for (auto&& points : {training_curve(run, trained), loss_curve(run, evaluated)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());

@@ -23,12 +23,13 @@ inline void require(cudaError_t status) {
 }
 
 /// Whether there is a Hopper GPU or, for the kernels of every GPU, one from compute capability 8.0 on. Without one a test skips, but fails where
-/// there is none from 8.0 on and the environment's LETHE_REQUIRE_GPU is 1. With LETHE_AS_A100 in it, as for a build with that option, none is Hopper.
+/// there is none from 8.0 on and the environment's LETHE_REQUIRE_GPU is 1. With LETHE_AS_A100=1 in it, as for a build with that option, none is Hopper.
 inline bool have_gpu(bool hopper = true) {
   int major = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess) major = 0;
   (void)cudaGetLastError();
-  if (hopper ? major == 9 && !std::getenv("LETHE_AS_A100") : major >= 8) return true;
+  const char* as_a100 = std::getenv("LETHE_AS_A100");
+  if (hopper ? major == 9 && !(as_a100 && std::string(as_a100) == "1") : major >= 8) return true;
   const char* required = std::getenv("LETHE_REQUIRE_GPU");
   if (major < 8 && required && std::string(required) == "1")
     ADD_FAILURE() << "GPU: expected compute capability 8.0 or more, found none";

@@ -5,7 +5,8 @@ import sys
 import torch
 
 # Of the first GPU. A build with LETHE_AS_A100 runs on a Hopper GPU what an A100 runs: its tests have LETHE_AS_A100=1 in the environment.
-CAPABILITY = (8, 0) if os.environ.get("LETHE_AS_A100") == "1" else torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+AS_A100 = os.environ.get("LETHE_AS_A100") == "1"
+CAPABILITY = ((8, 0) if AS_A100 else torch.cuda.get_device_capability()) if torch.cuda.is_available() else (0, 0)
 HOPPER = CAPABILITY == (9, 0)
 NEEDS_HOPPER = "needs a GPU of compute capability 9.0"
 

@@ -16,10 +16,11 @@ using at::Tensor;
 
 const at::Device kGpu(at::kCUDA);
 
-// With LETHE_AS_A100 in the environment the library runs there what an A100 runs.
+// With LETHE_AS_A100=1 in the environment the library runs there what an A100 runs.
 bool on_hopper() {
+  const char* as_a100 = std::getenv("LETHE_AS_A100");
   return at::cuda::getCurrentDeviceProperties()->major == 9 && !std::getenv("LETHE_KERNELS") &&
-         !std::getenv("LETHE_AS_A100");
+         !(as_a100 && std::string(as_a100) == "1");
 }
 
 class GatedAttentionOnCuda : public testing::Test {

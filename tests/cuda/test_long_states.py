@@ -8,7 +8,7 @@ import sys
 import unittest
 
 import torch
-from on_gpu import HOPPER, NEEDS_HOPPER, load_library_or_skip
+from on_gpu import HOPPER, load_library_or_skip
 from test_matrix_state import beyond
 
 DEVICE = "cuda"
@@ -94,10 +94,8 @@ def worst_heads(found, expected, floor):
 class LongStates:
     def test_keep_the_budget_of_each_head_over_65536_tokens(self):
         for call in (call for call in CALLS if CALLS[call][0] == self.OPERATOR):
-            if CALLS[call][4] and DEVICE == "cuda" and not HOPPER:  # a normaliser in 16 bits: up to 1.3 budgets of bfloat16, 71 of float16
-                with self.subTest(call):
-                    self.skipTest(NEEDS_HOPPER)
-                continue
+            # Elsewhere a normaliser is rounded to 16 bits: 1.3 to 71 budgets of the gates' gradients were found, up to 1.5 of the others.
+            of_16_bits = CALLS[call][4] and DEVICE == "cuda" and not HOPPER
             given, direction = problem(call)
             expected = results(call, given, direction, torch.float64, "cpu")
             # Gates that forget everything have a gradient of nearly 0.
@@ -106,7 +104,8 @@ class LongStates:
                 found, worst = results(call, given, direction, dtype, DEVICE), {}
                 for name, tensor in expected.items():
                     error, kind = worst_heads(found[name], tensor, floor if "gate" in name else 0.0)
-                    worst[f"{name}, {kind}"] = error / (GATE_BUDGET if "gate" in name else budget)
+                    if not (of_16_bits and "gate" in name):
+                        worst[f"{name}, {kind}"] = error / ((GATE_BUDGET if "gate" in name else budget) * (2 if of_16_bits else 1))
                 share, name = max((share, name) for name, share in worst.items())
                 print(f"{call}, {dtype}: the largest share of its budget is {share:.2f} of {name}", flush=True)
                 with self.subTest(call, dtype=dtype):

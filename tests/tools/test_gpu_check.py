@@ -72,7 +72,7 @@ class Steps(ShellPrograms):
         self.assertRegex(self.log("benchmark.log"), r"compare_attention.py .* --commit=abc --length 4096 --length 16384 --rounds 6\n")
         self.assertNotIn(f'"{self.folder}', self.log("check.log"))  # of the commands
 
-    def test_of_another_gpu_than_hopper_leaves_out_what_is_of_hoppers_kernels_alone(self):
+    def test_on_other_gpus_what_is_of_hoppers_kernels_is_left_out(self):
         self.script("bin/nvidia-smi", 'case "$1" in *compute_cap*) echo 8.0 ;; *) echo "NVIDIA A100-SXM4-80GB" ;; esac')
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)

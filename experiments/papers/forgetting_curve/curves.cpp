@@ -26,6 +26,16 @@ double gap_at(const ForgettingCurve& curve, int64_t length) {
   return point ? point->gap() : std::numeric_limits<double>::quiet_NaN();
 }
 
+// As Measurements::compare has it.
+Comparison absent(const std::string& statement, const std::string& row, const char* unit, const Expectation& expectation) {
+  return {.statement = statement,
+          .unit = unit,
+          .expectation = expectation,
+          .measured = std::numeric_limits<double>::quiet_NaN(),
+          .absent_row = row,
+          .out_of_reach = row + " is no row of this scale"};
+}
+
 }  // namespace
 
 void Curves::add(const Artefact& model, const std::string& variant, const nlohmann::json& changes) {
@@ -119,6 +129,8 @@ double Curves::seed_band(const std::vector<Term>& terms, int64_t length) const {
 
 Comparison Curves::gap(const std::string& statement, const std::vector<Term>& terms, int64_t length,
                        const Expectation& expectation) const {
+  for (const auto& [variant, weight] : terms)
+    if (!has(variant)) return absent(statement, variant, "1", expectation);
   std::vector<double> sums;
   for (const auto& [variant, weight] : terms) {
     const std::vector<double> of_variant = gaps(variant, length);
@@ -151,6 +163,7 @@ Comparison Curves::gap(const std::string& statement, const std::vector<Term>& te
 Comparison Curves::control(const std::string& statement, const std::string& variant, int64_t length,
                            const Expectation& expectation) const {
   Comparison comparison = gap(statement, {{variant, 1}}, length, expectation);
+  if (!has(variant)) return comparison;
   const std::vector<double> repeats = gaps(variant, length);
   if (!repeats.empty()) comparison.band = band_of_mean(repeats);
   comparison.would_decide = deciding_sample(comparison, comparison.band, 0, "the text");
@@ -161,6 +174,7 @@ Comparison Curves::control(const std::string& statement, const std::string& vari
 Comparison Curves::memory(const std::string& statement, const std::string& variant,
                           MemoryLength (*rule)(const ForgettingCurve&), int64_t unit,
                           const Expectation& expectation) const {
+  if (!has(variant)) return absent(statement, variant, unit == 1 ? "tokens" : "1", expectation);
   std::vector<double> lengths;
   for (const ForgettingCurve& curve : of_.at(variant))
     lengths.push_back(static_cast<double>(rule(curve).length) / static_cast<double>(unit));

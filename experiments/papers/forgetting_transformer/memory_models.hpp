@@ -1,5 +1,5 @@
 #pragma once
-// The models whose memory is measured: by a needle and by recall.
+// The models whose memory is measured: by a needle, by recall and by forgetting curves.
 
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ inline constexpr const char* kLocalAttention = "Local attention";
 inline constexpr const char* kUntrained = "FoX (Pro) untrained";
 
 /// FoX and Transformer, (Pro) and (LLaMA), with settings["seeds"] seeds; the delta rule (DeltaNet), local attention over
-/// settings["window"] tokens, the rows of settings["recurrent_rows"], and FoX (Pro) after one step of rate 0, with one.
+/// settings["window"] tokens, the rows of recurrent_rows(), and FoX (Pro) after one step of rate 0, with one.
 std::vector<Run> memory_runs(const nlohmann::json& settings, int64_t vocabulary);
 
 }  // namespace lethe

@@ -55,7 +55,8 @@ std::vector<Comparison> statements(const Heads& trained, const Heads& untrained,
   // Untrained heads are all local, so what trained ones add is that they still are where others have become global.
   for (const size_t local : {0, 2, 3}) {
     if (all[1].verdict() != Verdict::kReproduced) continue;
-    all[local].note = "untrained heads do as well: what training adds is that others have become global";
+    if (all[local].control_does_as_well())
+      all[local].note = "untrained heads do as well: what training adds is that others have become global";
     all[local].control.reset();
   }
   return all;

@@ -1,6 +1,7 @@
-// The forgetting curves of the models of FoX's claims on memory, which read their text once (Curve Figs. 1 and 7 to 20).
+// The forgetting curves of the models of FoX's claims on memory (Curve Figs. 1 and 7 to 20).
 
 #include <algorithm>
+#include <cmath>
 
 #include "experiments/papers/forgetting_curve/curves.hpp"
 #include "experiments/papers/forgetting_transformer/memory_models.hpp"
@@ -26,6 +27,8 @@ Findings measure(const Study& study) {
   const auto positive = Expectation::positive();
   const auto state = [&](Comparison comparison, const std::string& source, bool headline) {
     comparison.note = study.settings.value("rules_after_a_run", "");
+    if (comparison.absent_row.empty() && std::isnan(comparison.measured))
+      comparison.open = "this scale has no curve at that length";
     curves.findings.comparisons.push_back(stated(std::move(comparison), source, headline));
   };
   const std::string at_half = " at half of the training length";

@@ -11,7 +11,7 @@
 #include "experiments/claims/settings.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/json_file.hpp"
-#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/claims/curves.hpp"
 #include "tests/experiments/claims/statements.hpp"
 #include "tests/experiments/tiny.hpp"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/claims/curves.hpp"
 #include "experiments/papers/forgetting_curve/rows.hpp"
 
 namespace lethe::architectures {

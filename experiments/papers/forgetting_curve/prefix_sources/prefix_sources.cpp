@@ -5,7 +5,7 @@
 
 #include "experiments/evaluation/significance.hpp"
 #include "experiments/json_file.hpp"
-#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/claims/curves.hpp"
 #include "experiments/papers/forgetting_curve/rows.hpp"
 
 namespace lethe::prefix_sources {

@@ -5,7 +5,7 @@
 #include "experiments/claims/deciding.hpp"
 #include "experiments/claims/measures.hpp"
 #include "experiments/json_file.hpp"
-#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/claims/curves.hpp"
 #include "experiments/papers/forgetting_curve/llama.hpp"
 
 namespace lethe::segment_recurrence {

@@ -5,7 +5,7 @@
 
 #include "experiments/json_file.hpp"
 #include "experiments/models/mixers/attention.hpp"
-#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/claims/curves.hpp"
 #include "experiments/papers/forgetting_curve/llama.hpp"
 #include "experiments/papers/forgetting_curve/rows.hpp"
 

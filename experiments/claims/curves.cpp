@@ -1,4 +1,4 @@
-#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/claims/curves.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/papers/forgetting_curve/curves.hpp"
+#include "experiments/claims/curves.hpp"
 #include "experiments/papers/forgetting_transformer/memory_models.hpp"
 
 namespace lethe::fox_models {

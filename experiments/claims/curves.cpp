@@ -8,6 +8,7 @@
 
 #include "experiments/claims/deciding.hpp"
 #include "experiments/claims/measures.hpp"
+#include "experiments/claims/seeds.hpp"
 #include "experiments/json_file.hpp"
 
 namespace lethe {
@@ -24,16 +25,6 @@ const CurvePoint* point_at(const ForgettingCurve& curve, int64_t length) {
 double gap_at(const ForgettingCurve& curve, int64_t length) {
   const CurvePoint* point = point_at(curve, length);
   return point ? point->gap() : std::numeric_limits<double>::quiet_NaN();
-}
-
-// As Measurements::compare has it.
-Comparison absent(const std::string& statement, const std::string& row, const char* unit, const Expectation& expectation) {
-  return {.statement = statement,
-          .unit = unit,
-          .expectation = expectation,
-          .measured = std::numeric_limits<double>::quiet_NaN(),
-          .absent_row = row,
-          .out_of_reach = row + " is no row of this scale"};
 }
 
 }  // namespace
@@ -130,7 +121,8 @@ double Curves::seed_band(const std::vector<Term>& terms, int64_t length) const {
 Comparison Curves::gap(const std::string& statement, const std::vector<Term>& terms, int64_t length,
                        const Expectation& expectation) const {
   for (const auto& [variant, weight] : terms)
-    if (!has(variant)) return absent(statement, variant, "1", expectation);
+    if (!has(variant))
+      return of_absent_row({.statement = statement, .unit = "1", .expectation = expectation}, variant);
   std::vector<double> sums;
   for (const auto& [variant, weight] : terms) {
     const std::vector<double> of_variant = gaps(variant, length);
@@ -174,15 +166,14 @@ Comparison Curves::control(const std::string& statement, const std::string& vari
 Comparison Curves::memory(const std::string& statement, const std::string& variant,
                           MemoryLength (*rule)(const ForgettingCurve&), int64_t unit,
                           const Expectation& expectation) const {
-  if (!has(variant)) return absent(statement, variant, unit == 1 ? "tokens" : "1", expectation);
+  Comparison comparison{.statement = statement, .unit = unit == 1 ? "tokens" : "1", .expectation = expectation};
+  if (!has(variant)) return of_absent_row(comparison, variant);
   std::vector<double> lengths;
   for (const ForgettingCurve& curve : of_.at(variant))
     lengths.push_back(static_cast<double>(rule(curve).length) / static_cast<double>(unit));
-  return {.statement = statement,
-          .unit = unit == 1 ? "tokens" : "1",
-          .expectation = expectation,
-          .measured = mean(lengths),
-          .band = (std::ranges::max(lengths) - std::ranges::min(lengths)) / 2};
+  comparison.measured = mean(lengths);
+  comparison.band = (std::ranges::max(lengths) - std::ranges::min(lengths)) / 2;
+  return comparison;
 }
 
 int64_t curve_seeds(const nlohmann::json& settings, const std::string& row) {

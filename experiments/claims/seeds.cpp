@@ -79,16 +79,19 @@ double Measurements::text_band(const std::vector<Term>& terms, const std::vector
   return band_of_mean(sums, confidence_);
 }
 
+Comparison of_absent_row(Comparison comparison, const std::string& row) {
+  comparison.measured = comparison.band = std::numeric_limits<double>::quiet_NaN();
+  comparison.absent_row = row;
+  comparison.out_of_reach = "this scale does not train " + row;
+  return comparison;
+}
+
 Comparison Measurements::compare(const std::string& statement, const std::vector<Term>& terms,
                                  const Expectation& expectation) const {
   Comparison comparison{.statement = statement, .unit = "nats", .expectation = expectation};
   comparison.measured = comparison.band = std::numeric_limits<double>::quiet_NaN();
   for (const Term& term : terms)
-    if (!has(term.row)) {
-      comparison.absent_row = term.row;
-      comparison.out_of_reach = "this scale does not train " + term.row;
-      return comparison;
-    }
+    if (!has(term.row)) return of_absent_row(comparison, term.row);
   const std::vector<uint64_t> seeds = shared_seeds(terms);
   const std::vector<double> values = by_seed(terms);
   if (values.empty()) {

@@ -10,6 +10,9 @@
 
 namespace lethe {
 
+/// A statement on a row without a value: out of reach, without a number.
+Comparison of_absent_row(Comparison comparison, const std::string& row);
+
 class Measurements {
  public:
   explicit Measurements(double confidence = kConfidence) : confidence_(confidence) {}

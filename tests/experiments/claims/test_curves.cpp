@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "experiments/claims/curves.hpp"
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/json_file.hpp"
-#include "experiments/claims/curves.hpp"
 #include "tests/experiments/claims/statements.hpp"
 #include "tests/experiments/tiny.hpp"
 
@@ -27,7 +27,7 @@ class HandMade {
  public:
   HandMade(const std::string& claim, const std::string& scale, const nlohmann::json& changes,
            const std::function<void(HandMade&)>& fill)
-      : experiment_(select_experiments({"forgetting_curve/" + claim}).front()),
+      : experiment_(select_experiments({claim}).front()),
         settings_(claim_settings(LETHE_SOURCE, experiment_, scale)) {
     settings_.merge_patch(changes);
     for (const Run& run : experiment_.runs(settings_, /*vocabulary=*/257))
@@ -54,6 +54,23 @@ class HandMade {
         write(model, "forgetting_curve", asked,
               {{Record{.batch = 1}}, points_of({.points = {point}, .not_measurable = {}}), {}});
       }
+  }
+
+  /// The same as one measurement of all lengths.
+  void curve_at_once(const std::string& row, const std::function<std::vector<double>(int64_t length)>& gap) {
+    nlohmann::json asked = settings_.at("curve");
+    CurveSettings settings;
+    JsonReader reader(asked, "curve");
+    settings.read(reader);
+    asked["kept"] = {"copy_of_repeat_at_length", "lm_of_repeat_at_length"};
+    ForgettingCurve curve;
+    for (const int64_t length : settings.lengths()) {
+      curve.points.push_back({.length = length, .copy = {}, .lm = {}});
+      for (const double one : gap(length))
+        curve.points.back().copy.push_back(0.5 + one), curve.points.back().lm.push_back(0.5);
+    }
+    for (const Artefact& model : study.labelled(row))
+      write(model, "forgetting_curve", asked, {{Record{.batch = 1}}, points_of(curve), {}});
   }
 
   void write(const Artefact& model, const std::string& measure, const nlohmann::json& asked, const Evaluated& found) {
@@ -153,6 +170,63 @@ TEST(CurveClaims, SayHowMuchOfBothNoisesWouldDecideWhereEitherIsTooWide) {
   EXPECT_EQ(found.verdict(), Verdict::kInconclusive);
   EXPECT_NE(found.would_decide.find(" times the seeds and "), std::string::npos) << found.would_decide;
   EXPECT_TRUE(found.would_decide.ends_with(" times the text")) << found.would_decide;
+}
+
+TEST(CurveClaims, SayOfARowWithoutACurveThatItIsOutOfReach) {
+  const HandMade claim = architectures(0.4);
+  Curves curves(claim.study);
+  for (const Artefact& model : claim.study.trained) curves.add(model, model.run.label);
+  for (const Comparison& comparison :
+       {curves.gap("", {{kFox, 1}, {"Decay", -1}}, 32, Expectation::positive()),
+        curves.control("", "Decay", 32, Expectation::within(0.01)),
+        curves.memory("", "Decay", fine_memory, 1, Expectation::within(0))}) {
+    EXPECT_EQ(comparison.verdict(), Verdict::kOutOfReach);
+    EXPECT_EQ(comparison.absent_row, "Decay");
+  }
+}
+
+TEST(CurveClaims, AskForFineMemoryWhereTheTransformerHasSome) {
+  for (const double of_transformer : {0.3, 0.5}) {  // copied to 0.8, and to the last token
+    const HandMade claim("architectures", "smoke", {{"rows", {kTransformer, "Decay"}}, {"row_seeds", {{"Decay", 1}}}},
+                         [&](HandMade& made) {
+                           made.curve(kTransformer, always(std::vector<double>(3, of_transformer)));
+                           made.curve("Decay", always(kNoise));
+                           made.curve(kUntrained, always(kNoise));
+                         });
+    EXPECT_EQ(one_of(claim.judged(), "Decay has no fine memory").verdict(),
+              of_transformer < 0.49 ? Verdict::kInconclusive : Verdict::kReproduced);
+  }
+}
+
+/// fox_models, trained on 64 tokens, whose FoX (Pro) copies to 32 of them and Transformer (Pro) to 16; curves to `longest`.
+HandMade fox_models(int64_t longest) {
+  const nlohmann::json changes = {
+      {"rows", {kFox, kTransformer, "FoX (Pro) untrained"}},
+      {"attention_rows", {kFox, kTransformer}},
+      {"curve", {{"length", longest}, {"spacing", "logarithmic"}, {"steps", longest == 128 ? 5 : 2}}}};
+  return HandMade("fox_models", "smoke", changes, [](HandMade& made) {
+    const auto copies_to = [](int64_t last) {
+      return [last](int64_t length) {
+        return length <= last ? std::vector<double>{0.2, 0.21, 0.19} : std::vector<double>{0.001, -0.001, 0};
+      };
+    };
+    made.curve_at_once(kFox, copies_to(32));
+    made.curve_at_once(kTransformer, copies_to(16));
+    made.curve_at_once("FoX (Pro) untrained", [](int64_t) { return kNoise; });
+  });
+}
+
+TEST(FoxModels, AreAskedAtAQuarterAHalfAndTwiceTheirTrainingLength) {
+  const auto judged = fox_models(128).judged();
+  EXPECT_EQ(one_of(judged, "FoX (Pro) copies at half").verdict(), Verdict::kTrendReproduced);
+  EXPECT_EQ(one_of(judged, "Transformer (Pro) copies at half").verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(one_of(judged, "Transformer (Pro) copies a quarter").verdict(), Verdict::kTrendReproduced);
+  EXPECT_EQ(one_of(judged, "FoX (Pro): the curves meet at twice").verdict(), Verdict::kReproduced);
+}
+
+TEST(FoxModels, AreNotAskedBeyondTheirCurves) {
+  for (const char* begin : {"FoX (Pro) copies at half", "FoX (Pro): the curves meet at twice"})
+    EXPECT_EQ(one_of(fox_models(16).judged(), begin).open, "this scale has no curve at that length");
 }
 
 TEST(CurveControls, HaveTheBandOfTheirRepeatsAlone) {

@@ -63,5 +63,25 @@ TEST_F(ShortContext, IsAskedOnlyWhereAScaleHasOne) {
     EXPECT_FALSE(comparison.source.starts_with("FoX Fig. 10")) << comparison.statement;
 }
 
+/// The claim with a recurrent model of the figure, and one that the paper doesn't have.
+class RecurrentRows : public ClaimStudy {
+ protected:
+  RecurrentRows() : ClaimStudy("length_extrapolation") {
+    settings["recurrent_rows"] = {"Mamba-2"};
+    settings["further_recurrent_rows"] = {"GLA"};
+    train();
+  }
+};
+
+TEST_F(RecurrentRows, ThatThePaperLacksAreOurHypothesis) {
+  const std::vector<Comparison> found = experiment.measure(study).comparisons;
+  const std::string falls = "L(i) of FoX (Pro) falls in the last half of the training length by more than that of ";
+  EXPECT_EQ(one_of(found, "FoX (Pro) is better than Mamba-2 beyond").source, "FoX Fig. 2 and Section 4.2");
+  EXPECT_EQ(one_of(found, falls + "Mamba-2").source, "FoX Appendix C");
+  EXPECT_EQ(one_of(found, "FoX (Pro) is better than GLA beyond").source, "hypothesis, ours");
+  EXPECT_EQ(one_of(found, falls + "GLA").source, "hypothesis, ours");
+  EXPECT_TRUE(one_of(found, falls + "GLA").absent_row.empty());
+}
+
 }  // namespace
 }  // namespace lethe

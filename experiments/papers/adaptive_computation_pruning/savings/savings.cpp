@@ -194,14 +194,12 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
       equal.open = "runs with and without pruning are equal to the last bit";
   }
   all.push_back(equal);
-  Comparison everywhere = equal;  // the stretch of positions that lies farthest out
-  const auto reach = [](const Comparison& one) { return std::abs(one.measured) + one.band; };
-  for (const Measurements& losses : found.of_positions) {
-    const Comparison one =
-        losses.compare("Positions to 1/8, 1/4, 1/2 and all of the context have the losses without pruning, where they differ most",
-                       {{kWith, 1}, {kWithout, -1}}, equal.expectation);
-    if (&losses == &found.of_positions.front() || reach(one) > reach(everywhere)) everywhere = one;
-  }
+  std::vector<Comparison> stretches;
+  for (const Measurements& losses : found.of_positions)
+    stretches.push_back(losses.compare("Pruning changes the loss at no position, of four stretches the one that differs most",
+                                       {{kWith, 1}, {kWithout, -1}}, equal.expectation));
+  Comparison everywhere = *std::ranges::max_element(
+      stretches, {}, [](const Comparison& one) { return std::abs(one.measured) + one.band; });
   everywhere.source = equal.source;
   everywhere.paper = 0;
   everywhere.open = equal.open;

@@ -64,7 +64,7 @@ Findings measure(const Study& study) {
                      lengths.half, positive),
           "Curve Section 4", row == "Decay" || row == "Gated");
     Comparison no_fine = curves.memory(row + " has no fine memory", row, fine_memory, 1, Expectation::within(0));
-    if (curves.has(kTransformerRow)) {  // which the paper says has some: where it has none either, nothing sets the row apart
+    if (curves.has(kTransformerRow)) {  // where it has none either, nothing sets the row apart
       no_fine.control = Control{kTransformerRow, curves.memory("", kTransformerRow, fine_memory, 1, {}).measured, 0};
       no_fine.note = "the control was added after a run";
     }

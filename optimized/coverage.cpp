@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <iterator>
 #include <utility>
 
 #include "optimized/gate.hpp"
@@ -127,6 +128,33 @@ std::string unsupported_by_delta_key_chunks(const Shape& shape, const MatrixStat
 std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
   if (dtype == Dtype::kFloat64) return "dtype: expected float32, bfloat16 or float16, found float64";
   return unsupported_size(shape, form, 128, capability);
+}
+
+StatePieces state_pieces(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  constexpr size_t kNone = std::size(kMatrixStateCoverage), kByTokens = kNone - 1;
+  constexpr int64_t kMostPieces = 64;
+  const auto family_of = [&](int64_t rows, int64_t columns) {
+    Shape piece = shape;
+    piece.key_dim = rows, piece.value_dim = columns;
+    size_t family = 0;
+    while (family < kNone && !kMatrixStateCoverage[family].unsupported(piece, form, dtype, capability).empty())
+      ++family;
+    return family;
+  };
+  StatePieces found;
+  size_t family = family_of(shape.key_dim, shape.value_dim);
+  // A small state tells whether sizes alone are against a better family.
+  if (family < kByTokens || family_of(1, 1) >= family) return found;
+  for (int64_t count = 2; count <= kMostPieces; ++count)
+    for (int64_t rows = 1; rows <= (form.delta || form.normalize ? 1 : count); ++rows) {
+      if (count % rows != 0) continue;
+      const StatePieces pieces{rows, count / rows};
+      const size_t of_pieces =
+          family_of(piece_size(shape.key_dim, pieces.rows), piece_size(shape.value_dim, pieces.columns));
+      if (of_pieces < family) found = pieces, family = of_pieces;
+      if (family < kByTokens) return found;
+    }
+  return found;
 }
 
 }  // namespace lethe

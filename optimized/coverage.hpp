@@ -56,8 +56,26 @@ inline constexpr MatrixStateCoverage kDeltaCoverage{"delta chunk kernels", unsup
 inline constexpr MatrixStateCoverage kDeltaKeyCoverage{"delta key gate kernels", unsupported_by_delta_key_chunks};
 inline constexpr MatrixStateCoverage kScanCoverage{"scan kernels", unsupported_by_scan};
 
-/// Of every family of the matrix state, in the order in which they are asked.
+/// Of every family of the matrix state, in the order in which they are asked; the last takes one token after the other.
 inline constexpr MatrixStateCoverage kMatrixStateCoverage[] = {kChunkCoverage, kVectorCoverage, kDeltaCoverage,
                                                                kDeltaKeyCoverage, kScanCoverage};
+
+/// In how many pieces of its rows and of its columns a state is computed.
+struct StatePieces {
+  int64_t rows = 1, columns = 1;
+  bool operator==(const StatePieces&) const = default;
+};
+
+/// Rows or columns of each piece but the last, which has what remains: a multiple of 8, so that each begins at 16 bytes.
+inline int64_t piece_size(int64_t size, int64_t pieces) {
+  return pieces == 1 ? size : ((size + pieces - 1) / pieces + 7) / 8 * 8;
+}
+
+/// The fewest pieces that a family by chunks covers, where none covers the whole state; else those that the family by tokens covers, where it doesn't
+/// cover the whole; else one. Columns of a state don't depend on one another, with or without the delta rule and the normaliser. Rows don't where
+/// there is neither: values are then the sum over the pieces of rows.
+///
+/// reads  shape, form, dtype and capability as `unsupported` of a MatrixStateCoverage
+StatePieces state_pieces(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 
 }  // namespace lethe

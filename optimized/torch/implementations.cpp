@@ -110,6 +110,10 @@ std::vector<MatrixStateImplementation> matrix_state_rows() {
   return rows;
 }
 
+Shape shape_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  return {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)};
+}
+
 MatrixStateForm form_of(const MatrixStateInputs& in) {
   using Gate = MatrixStateForm::Gate;
   return {.key_gate = !in.log_key_gate              ? Gate::kNone
@@ -123,17 +127,20 @@ MatrixStateForm form_of(const MatrixStateInputs& in) {
 }  // namespace
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  return {
-      .shape = {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)},
-      .dtype = dtype_of(query.scalar_type()),
-      .device = query.device().type(),
-      .compute_capability = capability_of(query)};
+  return {.shape = shape_of(query, key, value),
+          .dtype = dtype_of(query.scalar_type()),
+          .device = query.device().type(),
+          .compute_capability = capability_of(query)};
 }
 
-Call call_of(const MatrixStateInputs& in) {
-  Call call = call_of(in.query, in.key, in.value);
-  call.form = form_of(in);
-  return call;
+Call call_of(const MatrixStateInputs& in) { return call_of(in, shape_of(in.query, in.key, in.value)); }
+
+Call call_of(const MatrixStateInputs& in, const Shape& shape) {
+  return {.shape = shape,
+          .dtype = dtype_of(in.query.scalar_type()),
+          .device = in.query.device().type(),
+          .compute_capability = capability_of(in.query),
+          .form = form_of(in)};
 }
 
 c10::SymInt kept_state_bytes(const MatrixStateInputs& in) {
@@ -156,6 +163,17 @@ std::span<const AttentionImplementation> attention_implementations() {
 std::span<const MatrixStateImplementation> matrix_state_implementations() {
   static const std::vector<MatrixStateImplementation> rows = matrix_state_rows();
   return rows;
+}
+
+std::string matrix_state_implementation_name(const Call& call) {
+  Call piece = call;
+  StatePieces pieces;
+  if (call.device == at::kCUDA) pieces = state_pieces(call.shape, call.form, call.dtype, call.compute_capability);
+  piece.shape.key_dim = piece_size(call.shape.key_dim, pieces.rows);
+  piece.shape.value_dim = piece_size(call.shape.value_dim, pieces.columns);
+  const std::string name = implementation_name(matrix_state_implementations(), piece);
+  if (pieces == StatePieces{}) return name;
+  return "in " + std::to_string(pieces.rows) + " x " + std::to_string(pieces.columns) + " pieces: " + name;
 }
 
 }  // namespace lethe

@@ -33,6 +33,7 @@ struct Call {
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value);
 Call call_of(const MatrixStateInputs& inputs);
+Call call_of(const MatrixStateInputs& inputs, const Shape& shape);  ///< as if it had this shape
 
 /// Whether the row that runs a call on its tensors' device leaves states for its backward, and their bytes a head
 /// (kept_state_bytes in kept_states.hpp). Works on symbolic shapes, and before the arguments are checked.
@@ -65,6 +66,9 @@ using MatrixStateImplementation =
 /// The CPU's, one for each CUDA kernel family (optimized/coverage.hpp), and the portable one.
 std::span<const AttentionImplementation> attention_implementations();
 std::span<const MatrixStateImplementation> matrix_state_implementations();
+
+/// implementation_name of a call of the matrix state; where it runs in pieces, of those, such as "in 1 x 2 pieces: delta chunk kernels".
+std::string matrix_state_implementation_name(const Call& call);
 
 /// Whether a row reads tensors of this device.
 template <typename Row>

@@ -14,6 +14,7 @@
 #include "optimized/torch/matrix_state.hpp"
 #include "optimized/torch/packed.hpp"
 #include "optimized/torch/rules.hpp"
+#include "optimized/torch/state_pieces.hpp"
 
 namespace lethe {
 namespace {
@@ -250,6 +251,15 @@ std::optional<bool> states_to_keep(const MatrixStateInputs& in) {
   return leaves_states(in) ? std::optional(false) : std::nullopt;
 }
 
+std::tuple<Tensor, Tensor> call_internal_operator(const MatrixStateInputs& in) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("lethe::_matrix_state_forward", "")
+                             .typed<decltype(matrix_state_forward<run_matrix_state>)>();
+  auto [values, last_state, kept_states] = op.call(in.query, in.key, in.value, in.log_key_gate, in.log_value_gate,
+                                                   in.beta, in.state, in.scale, in.normalize, states_to_keep(in));
+  return {values, last_state};
+}
+
 std::tuple<Tensor, Tensor> call_matrix_state(const Tensor& query, const Tensor& key, const Tensor& value,
                                              const OptionalTensor& log_key_gate, const OptionalTensor& log_value_gate,
                                              const OptionalTensor& beta, const OptionalTensor& state,
@@ -267,14 +277,10 @@ std::tuple<Tensor, Tensor> call_matrix_state(const Tensor& query, const Tensor& 
     return call_matrix_state(query, key, value, gate_of_sequences(log_key_gate, *cu_seqlens, "query", query),
                              log_value_gate, beta, state, scale, normalize, std::nullopt);
   }
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("lethe::_matrix_state_forward", "")
-                             .typed<decltype(matrix_state_forward<run_matrix_state>)>();
-  const double given_scale = scale ? *scale : default_scale(query);
-  auto [values, last_state, kept_states] =
-      op.call(query, key, value, log_key_gate, log_value_gate, beta, state, given_scale, normalize,
-              states_to_keep({query, key, value, log_key_gate, log_value_gate, beta, state, given_scale, normalize}));
-  return {values, last_state};
+  const MatrixStateInputs in{
+      query, key, value, log_key_gate, log_value_gate, beta, state, scale ? *scale : default_scale(query), normalize};
+  const StatePieces pieces = pieces_of(in);
+  return pieces == StatePieces{} ? call_internal_operator(in) : in_pieces(pieces, in, call_internal_operator);
 }
 
 }  // namespace

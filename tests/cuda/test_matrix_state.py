@@ -126,7 +126,7 @@ class MatrixState(unittest.TestCase):
     def test_keeps_the_budget_for_every_length_and_size(self):
         sizes = [dict(length=length) for length in (1, 2, 15, 16, 17, 63, 64, 65, 127, 129)] + [
             dict(length=70, key_dim=rows, value_dim=columns)
-            for rows, columns in ((16, 32), (32, 64), (64, 128), (96, 40), (128, 64), (128, 128), (256, 64), (64, 256))]
+            for rows, columns in ((16, 32), (32, 64), (64, 128), (96, 40), (128, 64), (128, 128), (256, 64), (64, 256), (120, 240), (200, 130))]
         for size in sizes:
             tensors = state_problem(torch.bfloat16, **(WIDE | size))
             for call in ("no gate", "head gate", "key gate", "normalized", "normalized, no gate", "delta", "head-gated delta", "gated delta"):

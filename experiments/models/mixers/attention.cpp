@@ -52,7 +52,7 @@ MixerLayer make_attention(const ModelConfig& model, const AttentionConfig& own, 
     Tensor log_forget = log_gate.defined() ? log_gate : forget.constant_gate(x, end.heads);  // [B,T,H]
     if (past) continue_past(*past, x, {&k, &v, &log_forget});
     const Tensor output_gate = given.own(product[3]);
-    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
+    const auto sequences = rotations.cu_seqlens();
     if (!trace) {
       return end(forgetting_attention(q, k, v, log_forget, std::nullopt, tolerance, bound_argument, std::nullopt,
                                       sequences, prune_by_mass),

@@ -46,20 +46,21 @@ MixerLayer make_deltanet(const ModelConfig& model, const DeltaNetConfig& own, co
   const RecurrentEnd end(weights, width, heads, values / heads, own.output_gate, small_xavier);
   const Product products = weights.product({query, key, value, end.gate, write, forget});
   const double scale = 1 / std::sqrt(static_cast<double>(keys / heads));
-  return [=](const Tensor& x, Rotations&, std::any* trace, Past* past) {
+  return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
     const torch::Dtype wide = accumulation_dtype(x.scalar_type());
     const bool continues = past && past->tokens > 0;
     if (past) past->kept.resize(4);  // the convolutions' tokens, the state
     const std::vector<Tensor> product = products.pieces(x);
     const auto convolved = [&](const ShortConvolution& convolution, size_t i) {
-      return convolution(product[i], past ? &past->kept[i] : nullptr);
+      return convolution(product[i], rotations.packed, past ? &past->kept[i] : nullptr);
     };
     StateInputs in;
     std::tie(in.query, in.key) = unit_lengths(convolved(of_query, 0), convolved(of_key, 1), heads);
     in.value = convolved(of_value, 2).unflatten(-1, {heads, -1});
     in.beta = torch::sigmoid(product[4].to(wide));  // [B,T,H]
     if (time_step) in.log_key_gate = time_step->of(product[5]).log_gate;
-    const auto [o, state] = recurrence(in, continues ? std::optional(past->kept[3]) : std::nullopt, scale);
+    const auto [o, state] =
+        recurrence(in, continues ? std::optional(past->kept[3]) : std::nullopt, scale, rotations.cu_seqlens());
     if (past) past->kept[3] = state;
     if (trace) *trace = trace_of(in, o, o.size(-1));
     return end(o, product[3]);
@@ -96,6 +97,7 @@ Mixer deltanet_mixer() {
   Mixer row = row_of<DeltaNetConfig>();
   row.check = typed<DeltaNetConfig>(check_deltanet);
   row.make = typed<DeltaNetConfig>(make_deltanet);
+  row.packs = true;
   row.flops = typed<DeltaNetConfig>(deltanet_flops);
   row.activation_bytes = typed<DeltaNetConfig>(deltanet_bytes);
   row.architectures = deltanet_architectures;

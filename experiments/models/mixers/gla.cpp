@@ -40,7 +40,7 @@ MixerLayer make_gla(const ModelConfig& model, const GlaConfig& own, const Weight
   const RecurrentEnd end(weights, width, heads, values / heads, true, usual);
   const Product products = weights.product({query, key, value, end.gate, down});
   const double scale = 1 / std::sqrt(static_cast<double>(keys / heads)), divisor = own.gate_divisor;
-  return [=](const Tensor& x, Rotations&, std::any* trace, Past* past) {
+  return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
     const torch::Dtype wide = accumulation_dtype(x.scalar_type());
     const bool continues = past && past->tokens > 0;
     const std::vector<Tensor> product = products.pieces(x);
@@ -48,7 +48,8 @@ MixerLayer make_gla(const ModelConfig& model, const GlaConfig& own, const Weight
     const Tensor logits = up(product[4].contiguous()).to(wide) + bias.to(wide);
     StateInputs in{of_heads(product[0]), of_heads(product[1]), of_heads(product[2]),
                    of_heads(torch::log_sigmoid(logits) / divisor)};
-    const auto [o, state] = recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, scale);
+    const auto [o, state] =
+        recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, scale, rotations.cu_seqlens());
     if (past) past->kept = {state};
     if (trace) *trace = trace_of(in, o, o.size(-1));
     return end(o, product[3]);
@@ -76,6 +77,7 @@ Mixer gla_mixer() {
   Mixer row = row_of<GlaConfig>();
   row.check = typed<GlaConfig>(check_gla);
   row.make = typed<GlaConfig>(make_gla);
+  row.packs = true;
   row.flops = typed<GlaConfig>(gla_flops);
   row.activation_bytes = typed<GlaConfig>(gla_bytes);
   row.architectures = gla_architectures;

@@ -21,7 +21,7 @@ MixerLayer make_hgrn2(const ModelConfig& model, const Hgrn2Config&, const Weight
   const RecurrentEnd end(weights, width, 1, width, false, small_xavier);
   const Product products = weights.product({query, forget, value});
   const double scale = 1 / std::sqrt(static_cast<double>(model.head_dim()));
-  return [=](const Tensor& x, Rotations&, std::any* trace, Past* past) {
+  return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
     const torch::Dtype dtype = x.scalar_type();
     const bool continues = past && past->tokens > 0;
     const std::vector<Tensor> product = products.pieces(x);
@@ -29,7 +29,8 @@ MixerLayer make_hgrn2(const ModelConfig& model, const Hgrn2Config&, const Weight
     const Tensor logits = of_heads(product[1]).to(accumulation_dtype(dtype));
     StateInputs in{of_heads(torch::silu(product[0])), torch::sigmoid(-logits).to(dtype), of_heads(product[2]),
                    torch::log_sigmoid(logits)};
-    const auto [o, state] = recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, scale);
+    const auto [o, state] =
+        recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, scale, rotations.cu_seqlens());
     if (past) past->kept = {state};
     if (trace) *trace = trace_of(in, o, o.size(-1));
     return end(o, {});
@@ -53,6 +54,7 @@ Mixer hgrn2_mixer() {
   Mixer row = row_of<Hgrn2Config>();
   row.check = [](const ModelConfig&, const std::any&) {};
   row.make = typed<Hgrn2Config>(make_hgrn2);
+  row.packs = true;
   row.flops = typed<Hgrn2Config>(hgrn2_flops);
   row.activation_bytes = typed<Hgrn2Config>(hgrn2_bytes);
   row.architectures = hgrn2_architectures;

@@ -45,7 +45,7 @@ MixerLayer make_local(const ModelConfig& model, const LocalConfig& own, const We
                                                      rotations, {}, {}, given.first),
                                   rotations));
     if (past) continue_past(*past, x, {&in.key, &in.value}, window - 1);
-    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
+    const auto sequences = rotations.cu_seqlens();
     return end(local_attention(in.query, in.key, in.value, window, sequences), given.own(product[3]));
   };
 }

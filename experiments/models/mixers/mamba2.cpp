@@ -58,19 +58,21 @@ MixerLayer make_mamba2(const ModelConfig& model, const Mamba2Config& own, const 
   const Tensor norm = weights.parameter("norm.weight", {inner}, constant(1));
   const Product output =
       weights.product({weights.parameter("out_proj.weight", {width, inner}, initial_output(model, inner))});
-  return [=](const Tensor& x, Rotations&, std::any* trace, Past* past) {
+  return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
     const torch::Dtype dtype = x.scalar_type(), wide = accumulation_dtype(dtype);
     const bool continues = past && past->tokens > 0;
     if (past) past->kept.resize(2);  // the convolution's tokens, the state
     const std::vector<Tensor> columns = input.pieces(x);
-    const auto all = split_columns(convolution(columns[1], past ? &past->kept[0] : nullptr), {inner, shared, shared});
+    const Tensor convolved = convolution(columns[1], rotations.packed, past ? &past->kept[0] : nullptr);
+    const auto all = split_columns(convolved, {inner, shared, shared});
     const auto of_heads = [&](const Tensor& of_groups) {  // [B,T,G·N] → [B,T,H,N]
       const Tensor groups = of_groups.unflatten(-1, {own.groups, 1, own.state_size});
       return groups.expand({-1, -1, -1, heads / own.groups, -1}).flatten(2, 3);
     };
     const auto [size, log_gate] = time_step.of(columns[2]);
     StateInputs in{of_heads(all[2]), of_heads(all[1]), scaled_heads(all[0], size), log_gate};
-    const auto [o, state] = recurrence(in, continues ? std::optional(past->kept[1]) : std::nullopt);
+    const auto [o, state] =
+        recurrence(in, continues ? std::optional(past->kept[1]) : std::nullopt, 1, rotations.cu_seqlens());
     if (past) past->kept[1] = state;
     if (trace) *trace = trace_of(in, o, o.size(-1));
     const Tensor gated = gated_skip(o, all[0], skip.to(wide), columns[0]);
@@ -116,6 +118,7 @@ Mixer mamba2_mixer() {
   Mixer row = row_of<Mamba2Config>();
   row.check = typed<Mamba2Config>(check_mamba2);
   row.make = typed<Mamba2Config>(make_mamba2);
+  row.packs = true;
   row.flops = typed<Mamba2Config>(mamba2_flops);
   row.activation_bytes = typed<Mamba2Config>(mamba2_bytes);
   row.architectures = mamba2_architectures;

@@ -49,7 +49,8 @@ MixerLayer make_retnet(const ModelConfig& model, const RetNetConfig& own, const 
     const auto options = x.options().dtype(accumulation_dtype(x.scalar_type())).requires_grad(false);
     StateInputs in{rotated(product[0]), rotated(product[1]), product[2].unflatten(-1, {heads, -1}),
                    log_decay(heads, options).expand({x.size(0), x.size(1), heads})};
-    const auto [o, state] = recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, scale);
+    const auto [o, state] =
+        recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, scale, rotations.cu_seqlens());
     if (past) past->kept = {state};
     if (trace) *trace = trace_of(in, o, o.size(-1));
     return end(o, product[3]);
@@ -81,6 +82,7 @@ Mixer retnet_mixer() {
   Mixer row = row_of<RetNetConfig>();
   row.check = typed<RetNetConfig>(check_retnet);
   row.make = typed<RetNetConfig>(make_retnet);
+  row.packs = true;
   row.flops = typed<RetNetConfig>(retnet_flops);
   row.activation_bytes = typed<RetNetConfig>(retnet_bytes);
   row.architectures = retnet_architectures;

@@ -9,17 +9,20 @@ using torch::Tensor;
 Packed::Packed(const Tensor& cu_seqlens, int64_t tokens, int64_t longest) : cu_seqlens(cu_seqlens), longest(longest) {
   const Tensor all = torch::arange(tokens, cu_seqlens.options());
   // The last sequence that begins at or before each token: empty ones have the same start.
-  const Tensor sequence = torch::bucketize(all, cu_seqlens, /*out_int32=*/false, /*right=*/true) - 1;
-  position = all - cu_seqlens.index_select(0, sequence);
-  place_ = all + sequence + 1;
+  sequence_ = torch::bucketize(all, cu_seqlens, /*out_int32=*/false, /*right=*/true) - 1;
+  position = all - cu_seqlens.index_select(0, sequence_);
 }
 
-Tensor Packed::spaced(const Tensor& x) const {
+Tensor Packed::place(int64_t rows) const {
+  return torch::arange(sequence_.size(0), sequence_.options()) + (sequence_ + 1) * rows;
+}
+
+Tensor Packed::spaced(const Tensor& x, int64_t rows) const {
   std::vector<int64_t> sizes = x.sizes().vec();
-  sizes[1] += cu_seqlens.size(0) - 1;
-  return x.new_zeros(sizes).index_copy(1, place_, x);
+  sizes[1] += (cu_seqlens.size(0) - 1) * rows;
+  return x.new_zeros(sizes).index_copy(1, place(rows), x);
 }
 
-Tensor Packed::unspaced(const Tensor& spaced) const { return spaced.index_select(1, place_); }
+Tensor Packed::unspaced(const Tensor& spaced, int64_t rows) const { return spaced.index_select(1, place(rows)); }
 
 }  // namespace lethe

@@ -16,15 +16,17 @@ struct Packed {
   torch::Tensor position;    ///< [T] int64, of each token in its sequence
   int64_t longest;
 
-  /// x with a row of zeros before each sequence, for a layer that reads the token before; and what is left of its result without them.
+  /// x with `rows` rows of zeros before each sequence, for a layer that reads so many tokens before; and what is left of its result without them.
   ///
-  /// reads   x [1,T,…]; spaced [1,T+N,…]
+  /// reads   x [1,T,…]; spaced [1,T+N·rows,…]
   /// cost    one copy
-  torch::Tensor spaced(const torch::Tensor& x) const;
-  torch::Tensor unspaced(const torch::Tensor& spaced) const;
+  torch::Tensor spaced(const torch::Tensor& x, int64_t rows = 1) const;
+  torch::Tensor unspaced(const torch::Tensor& spaced, int64_t rows = 1) const;
 
  private:
-  torch::Tensor place_;  // [T] int64, of each token of a spaced row
+  torch::Tensor place(int64_t rows) const;  // [T] int64, of each token of a spaced row
+
+  torch::Tensor sequence_;  // [T] int64, of each token
 };
 
 }  // namespace lethe

@@ -34,6 +34,9 @@ class Rotations {
   /// The sequences of this forward pass, each with positions of its own; absent where each row is one.
   std::optional<Packed> packed;
 
+  /// Those sequences as the operators read them.
+  std::optional<torch::Tensor> cu_seqlens() const { return packed ? std::optional(packed->cu_seqlens) : std::nullopt; }
+
   /// The rotation of x's tokens in x's accumulation dtype.
   ///
   /// reads  x [B,T,...]; dim, of queries and keys, even; first: the position of x's first token

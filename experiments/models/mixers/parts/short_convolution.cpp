@@ -1,7 +1,6 @@
 #include "experiments/models/mixers/parts/short_convolution.hpp"
 
 #include <cmath>
-#include <optional>
 
 #include "experiments/models/layers.hpp"
 
@@ -15,10 +14,14 @@ ShortConvolution::ShortConvolution(const Weights& weights, const std::string& na
   if (has_bias) bias = weights.parameter(name + ".bias", {channels}, initial);
 }
 
-Tensor ShortConvolution::operator()(const Tensor& u, Tensor* before) const {
+Tensor ShortConvolution::operator()(const Tensor& u, const std::optional<Packed>& packed, Tensor* before) const {
   const torch::Dtype wide = accumulation_dtype(u.scalar_type());
-  const auto state = before && before->defined() ? std::optional(*before) : std::nullopt;
   const auto offset = bias.defined() ? std::optional(bias.to(wide)) : std::nullopt;
+  if (packed) {
+    const Tensor spaced = packed->spaced(u, kWidth - 1);
+    return packed->unspaced(short_convolution(spaced, weight.to(wide), offset, std::nullopt, true), kWidth - 1);
+  }
+  const auto state = before && before->defined() ? std::optional(*before) : std::nullopt;
   if (before) {
     const Tensor none = u.new_zeros({u.size(0), kWidth - 1, u.size(2)});
     const Tensor all = torch::cat({state.value_or(none), u}, 1);

@@ -3,8 +3,10 @@
 
 #include <torch/types.h>
 
+#include <optional>
 #include <string>
 
+#include "experiments/models/mixers/parts/packed.hpp"
 #include "experiments/models/parameters.hpp"
 
 namespace lethe {
@@ -18,9 +20,11 @@ struct ShortConvolution {
   /// Registers NAME.weight [channels,W], and NAME.bias [channels] where wanted, both U(−W^(−1/2), W^(−1/2)).
   ShortConvolution(const Weights& weights, const std::string& name, int64_t channels, bool has_bias);
 
-  /// reads    u [B,T,channels]; before: where given, the W − 1 tokens before u [B,W−1,channels], undefined at the beginning of a text
-  /// returns  like u; before: the W − 1 tokens before those to come
-  torch::Tensor operator()(const torch::Tensor& u, torch::Tensor* before) const;
+  /// reads    u [B,T,channels]; packed: where given, u's sequences, none of which sees another; before: where given, the W − 1 tokens before u
+  ///          [B,W−1,channels], undefined at the beginning of a text, and of packed sequences
+  /// returns  like u; before: the W − 1 tokens before those to come, of packed sequences unchanged
+  /// cost     that of short_convolution, and of packed sequences two copies
+  torch::Tensor operator()(const torch::Tensor& u, const std::optional<Packed>& packed, torch::Tensor* before) const;
 
   torch::Tensor weight, bias;
 };

@@ -172,7 +172,7 @@ MixerLayer state_layer(const Weights& weights, const StateProjections& projectio
     const bool column = rule.attention_norm && !rule.sums_keys;
     if (column) in.value = torch::cat({in.value, torch::ones_like(in.value.narrow(-1, 0, 1))}, -1);
     const bool continues = past && past->tokens > 0;
-    const auto sequences = rotations.packed ? std::optional<Tensor>(rotations.packed->cu_seqlens) : std::nullopt;
+    const auto sequences = rotations.cu_seqlens();
     auto [o, state] =
         recurrence(in, continues ? std::optional(past->kept[0]) : std::nullopt, 1, sequences);  // [B,T,H,D]
     if (past) past->kept.resize(rule.attention_norm && !column ? 2 : 1), past->kept[0] = state;

@@ -11,13 +11,14 @@
 namespace lethe {
 namespace {
 
-constexpr std::array<std::pair<const char*, const char*>, 7> kRecurrentRows{{{"Mamba-2", "mamba2"},
+constexpr std::array<std::pair<const char*, const char*>, 8> kRecurrentRows{{{"Mamba-2", "mamba2"},
                                                                              {"HGRN2", "hgrn2"},
                                                                              {"DeltaNet", "deltanet"},
                                                                              {"Gated DeltaNet", "gated-deltanet"},
                                                                              {"GLA", "gla"},
                                                                              {"RetNet", "retnet"},
-                                                                             {"Samba", "samba"}}};
+                                                                             {"Samba", "samba"},
+                                                                             {"Mamba-2 + FoX", "mamba2-fox"}}};
 
 }  // namespace
 

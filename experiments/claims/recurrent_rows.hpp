@@ -5,7 +5,7 @@
 
 namespace lethe {
 
-/// "Mamba-2", "HGRN2", "DeltaNet", "Gated DeltaNet", "GLA", "RetNet" and "Samba": the named architectures.
+/// "Mamba-2", "HGRN2", "DeltaNet", "Gated DeltaNet", "GLA", "RetNet", "Samba" and "Mamba-2 + FoX": the named architectures.
 ///
 /// throws  std::invalid_argument for another name
 Row recurrent_row(const std::string& name);

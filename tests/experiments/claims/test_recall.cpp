@@ -30,6 +30,7 @@ const Scores kAllLearn = {{"softmax", {1, 1}},
                           {"gated_linear 2", {0.4, 0}},
                           {"gated_linear 4", {0.8, 0.7}},
                           {"deltanet 4", {0.9, 0.8}},
+                          {"hgrn2", {0.7, 0}},
                           {"blind", {kGuess, 0}},
                           {"untrained", {0.02, 0}}};
 
@@ -39,6 +40,7 @@ class Recall : public ClaimStudy {
   Recall() : ClaimStudy("recall") {
     settings.merge_patch({{"attention_rows", nlohmann::json::array({"FoX (Pro)"})},
                           {"seeds", 1},
+                          {"task_rows", {"HGRN2", "Mamba-2 + FoX"}},
                           {"task", {{"pairs", 8}, {"vocabulary", 64}}}});
     train();
     experiment.measure(study);
@@ -64,13 +66,14 @@ class Recall : public ClaimStudy {
       write_sealed(path, file);
       ++replaced;
     }
-    EXPECT_EQ(replaced, 14) << "eight rows without updates, and six with them";
+    EXPECT_EQ(replaced, 16) << "ten rows without updates, and six with them";
     return experiment.measure(study).comparisons;
   }
 
   static std::string name_of(const nlohmann::json& mixer) {
     const std::string name = mixer.at("name");
     if (name == "local") return "blind";
+    if (name == "hgrn2") return name;
     if (name == "attention" && mixer.at("forget_gate") != "none") return "fox";
     if (name == "attention") return mixer.at("rope") ? "softmax" : "no positions";
     if (name == "deltanet")
@@ -121,6 +124,9 @@ TEST_F(Recall, RefutesARowThatRecallsLessThanAGuess) {
   const auto found = judged(scores);
   EXPECT_EQ(one_of(found, "FoX recalls more than a guess").verdict(), Verdict::kRefuted);
   EXPECT_EQ(one_of(found, "FoX recalls the last").verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(one_of(found, "HGRN2, two layers, recalls more").verdict(), Verdict::kReproduced);
+  scores["hgrn2"].first = kGuess - 0.01;
+  EXPECT_EQ(one_of(judged(scores), "HGRN2, two layers, recalls more").verdict(), Verdict::kRefuted);
 }
 
 TEST_F(Recall, RefutesTheClaimWhereAControlKnowsMoreThanAGuess) {

@@ -11,6 +11,7 @@ namespace {
 const std::string kUntrained = "Untrained";
 const std::vector<std::string> kRecurrent = {"Decay", "Gated",    "Delta",          "Gated delta", "Mamba-2",
                                              "HGRN2", "DeltaNet", "Gated DeltaNet", "GLA",         "RetNet"};
+const std::vector<std::string> kHybrids = {"Samba", "Mamba-2 + FoX"};  // whose window, if any, spans the training length
 
 // The lengths that the statements read.
 struct Lengths {
@@ -59,6 +60,8 @@ Findings measure(const Study& study) {
                         lengths.half, {.low = 1}),
           "Curve Table 3", row == kTransformerRow);
   }
+  for (const std::string& row : rows(kHybrids))
+    state(curves.gap(row + " copies" + at_half, {{row, 1}, {kUntrained, -1}}, lengths.half, positive), "ours", false);
   for (const std::string& row : rows(kRecurrent)) {
     state(curves.gap(kTransformerRow + " copies more than " + row + at_half, {{kTransformerRow, 1}, {row, -1}},
                      lengths.half, positive),

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "experiments/claims/measures.hpp"
+#include "experiments/claims/recurrent_rows.hpp"
 #include "experiments/json_file.hpp"
 #include "experiments/models/mixers/additive.hpp"
 #include "experiments/models/mixers/deltanet.hpp"
@@ -22,6 +23,12 @@ constexpr const char *kSoftmax = "Softmax attention", *kNoPositions = "Softmax a
 std::string linear_of(int64_t state) { return "Linear attention with state " + std::to_string(state); }
 std::string gated_of(int64_t state) { return "Gated linear attention with state " + std::to_string(state); }
 std::string delta_of(int64_t state) { return "DeltaNet with state " + std::to_string(state); }
+std::string published(const std::string& row) { return row + ", two layers"; }
+
+/// The names of published recurrent models that are trained on the task, as recurrent_row has them.
+std::vector<std::string> task_rows(const Study& study) {
+  return study.settings.value("task_rows", std::vector<std::string>());
+}
 
 /// The sizes of a state, a small and a large one.
 struct Sizes {
@@ -36,11 +43,13 @@ struct Stack {
   std::string name;
   MixerStack mixer;
   bool plain, with_updates, is_trained = true;
+  bool is_published = false;  ///< one of task_rows: of one seed
 };
 
 /// Two layers: a mixture of each token with the one before, in place of the short convolution of Zoology's models, then the mixer by its name.
-/// `head_dim`: width over heads; `forget_bias`: where the gates begin.
-std::vector<Stack> stacks(const Sizes& sizes, int64_t head_dim, double forget_bias) {
+/// `head_dim`: width over heads; `forget_bias`: where the gates begin; `rows`: of task_rows, a hybrid's two mixers being its layers.
+std::vector<Stack> stacks(const Sizes& sizes, int64_t head_dim, double forget_bias,
+                          const std::vector<std::string>& rows) {
   const auto one_token = [](bool kv_shift) {
     LocalConfig local;
     local.window = 1;
@@ -70,6 +79,12 @@ std::vector<Stack> stacks(const Sizes& sizes, int64_t head_dim, double forget_bi
   DeltaNetConfig delta;
   delta.key_expansion = static_cast<double>(sizes.large) / static_cast<double>(head_dim);
   add(delta_of(sizes.large), delta, false, true);
+  for (const std::string& row : rows) {
+    const MixerStack mixer = recurrent_row(row).architecture.mixer;
+    if (mixer.all().size() > 1) all.push_back({published(row), mixer, true, false});
+    else add(published(row), mixer.of(0), true, false);
+    all.back().is_published = true;
+  }
   add(kFresh, fox, true, false);
   all.back().is_trained = false;
   all.push_back({kBlind, MixerStack(std::vector<MixerConfig>{one_token(false), one_token(false)}), true, false});
@@ -88,6 +103,7 @@ nlohmann::json task_of(const Study& study, const Stack& stack, int64_t updates) 
   nlohmann::json task = study.settings.at("task");
   task["updates"] = updates;
   if (!stack.is_trained) task["steps"] = 1;  // the first of a warm-up has the rate 0
+  if (stack.is_published) task["seeds"] = 1;
   nlohmann::json trunk = llama(stack.mixer);
   for (const char* sized : {"vocabulary", "layers", "width", "heads"}) trunk.erase(sized);
   trunk.update(task.at("model"));
@@ -110,7 +126,7 @@ void measure_stacks(const Study& study, const Artefact& host, Scores& scores, Fi
   const auto updates = whole_number(study.settings, "updates");
   const nlohmann::json& trunk = study.settings.at("task").at("model");
   for (const Stack& stack : stacks(sizes_of(study), whole_number(trunk, "width") / whole_number(trunk, "heads"),
-                                   study.settings.at("forget_bias")))
+                                   study.settings.at("forget_bias"), task_rows(study)))
     for (const int64_t changed : {int64_t{0}, updates}) {
       if (changed == 0 ? !stack.plain : !stack.with_updates) continue;
       const std::string& label = stack.name;
@@ -189,6 +205,8 @@ std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores)
       false);
   add(scores.updated, "FoX recalls the last of two values more often than a linear state", kFox, linear_of(large), tens,
       true);
+  for (const std::string& row : task_rows(study))
+    add(scores.recall, published(row) + ", recalls more than a guess", published(row), kBlind, tens, false);
   for (const auto& [statement, row] : {std::pair("Control: a model that sees one token alone guesses", kBlind),
                                        std::pair("Control: an untrained model guesses", kFresh)}) {
     Comparison control = scores.recall.compare(statement, {{row, 1}}, {.low = chance - 0.03, .high = chance + 0.03});

@@ -59,20 +59,6 @@ void backward(const BackwardArguments& a) {
   launch_backward_passes(a, workspace, plan, shared_bytes_of_device());
 }
 
-namespace {
-
-enum class Kernels { kKeysAndQueries, kFused, kWide };
-
-/// The fastest, of those that sum in one fixed order where that is asked for.
-Kernels kernels_of(const BackwardArguments& a, int shared_bytes) {
-  const int64_t dim = dim_of_instance(a.shape);
-  if (a.deterministic || a.dtype == Dtype::kFloat32 || !is_fused(dim)) return Kernels::kKeysAndQueries;
-  if (bytes_of_wide(dim).least <= shared_bytes) return Kernels::kWide;
-  return dim == 96 ? Kernels::kFused : Kernels::kKeysAndQueries;
-}
-
-}  // namespace
-
 int shared_bytes_of_device() {
   int device, bytes;
   cuda_check(cudaGetDevice(&device), "backward");
@@ -86,12 +72,13 @@ int shared_bytes_of_device() {
 void launch_backward_passes(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan,
                             int shared_bytes) {
   launch_backward_prepare(arguments, workspace, plan);
-  const Kernels kernels = kernels_of(arguments, shared_bytes);
-  if (kernels == Kernels::kKeysAndQueries) {
+  const BackwardKernels kernels =
+      backward_kernels(arguments.shape, arguments.dtype, arguments.deterministic, shared_bytes);
+  if (kernels == BackwardKernels::kKeysAndQueries) {
     launch_backward_keys(arguments, workspace, plan);
     launch_backward_queries(arguments, workspace, plan);
   } else {
-    if (kernels == Kernels::kWide) launch_backward_wide(arguments, workspace, plan, shared_bytes);
+    if (kernels == BackwardKernels::kWide) launch_backward_wide(arguments, workspace, plan, shared_bytes);
     else launch_backward_fused(arguments, workspace, plan);
     launch_backward_finish(arguments, workspace);
   }

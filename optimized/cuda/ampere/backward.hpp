@@ -2,6 +2,7 @@
 // The workspace of the backward, and its passes. Internal to optimized/cuda.
 
 #include "optimized/cuda/ampere/plan.hpp"
+#include "optimized/cuda/ampere/sizes.hpp"
 
 namespace lethe::ampere {
 
@@ -19,12 +20,6 @@ struct BackwardWorkspace {
       grad_query;  ///< [B·Hq, Tp, dim]  Σ_j dS_ij k_j in tiles of sixteen queries and eight columns (grad_query.cuh); null unless fused
   int64_t grad_query_floats;
 };
-
-/// The head dim of the instance that runs a shape.
-int64_t dim_of_instance(const Shape& shape);
-
-/// Whether one kernel may sum all gradients at an instance's head dim, unless dQ is wanted in a fixed order: where that is faster.
-constexpr bool is_fused(int64_t dim) { return dim >= 64; }
 
 /// The arrays of a backward's workspace, after those of its plan.
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape);
@@ -47,10 +42,6 @@ void launch_backward_queries(const BackwardArguments& arguments, const BackwardW
 /// `shared_bytes` have place for: at least bytes_of_wide(dim).least.
 void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan,
                           int shared_bytes);
-struct WideBytes {
-  int least, largest;
-};
-WideBytes bytes_of_wide(int64_t dim);
 /// The same at head dim 96 by tiles that want less.
 void launch_backward_fused(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan);
 /// dQ from its sums.

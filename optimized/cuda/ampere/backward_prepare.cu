@@ -87,12 +87,6 @@ __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant__ Prep
 
 }  // namespace
 
-int64_t dim_of_instance(const Shape& shape) {
-  int64_t dim = 0;
-  for_dimension(Dtype::kBFloat16, shape, [&]<typename Element, int kDim> { dim = kDim; });
-  return dim;
-}
-
 BackwardWorkspace backward_workspace_in(Workspace& workspace, const Shape& shape) {
   const int64_t rows = shape.batch * shape.query_heads, queries = whole_blocks(shape.query_length),
                 keys = whole_blocks(shape.key_length), dim = dim_of_instance(shape),

@@ -219,6 +219,7 @@ void launch_backward_queries(const BackwardArguments& arguments, const BackwardW
     p.query_tiles = int((s.query_length + Sizes::kRows - 1) / Sizes::kRows);
     p.tiles = rows * p.query_tiles;
     constexpr int kBytes = sizeof(BackwardSharedOf<Element, Sizes>);
+    static_assert(kBytes <= kSmallSharedBytes);
     const auto kernel = backward_queries<Element, kDim>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "backward");
     launch_overlapping(kernel, p.tiles, Sizes::kThreads, kBytes, arguments.stream, p);

@@ -16,49 +16,13 @@
 #include "optimized/cuda/ampere/backward.hpp"
 #include "optimized/cuda/ampere/float_products.cuh"
 #include "optimized/cuda/ampere/fragments.cuh"
+#include "optimized/cuda/ampere/sizes.hpp"
 #include "optimized/cuda/arithmetic.cuh"
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/tile/order.cuh"
 #include "optimized/cuda/tile/row_sums.cuh"
 
 namespace lethe::ampere {
-
-/// Sizes at a head dim of up to kHeadDim, where keys and queries have a kernel each.
-template <int kHeadDim>
-struct SweepSizes {
-  static constexpr int kDim = kHeadDim,
-                       kPitch = kDim;  // a row in shared memory has the bytes of kPitch 16-bit elements
-  static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;  // of 16 rows, a warp
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kRows = 16 * kRowTiles * kWarps;
-  static constexpr int kColumns = kDim <= 128 ? 64 : 16, kStages = 2;  // of a stage
-  static constexpr bool kFirstInShared = false, kSecondInRegisters = kDim <= 128;
-};
-
-/// The same of floats.
-template <int kHeadDim>
-struct FloatSweepSizes {
-  static constexpr int kDim = kHeadDim, kPitch = 2 * kDim;
-  static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
-  static constexpr int kWarps = kDim <= 64 ? 4 : 2, kThreads = 32 * kWarps;
-  static constexpr int kRows = 16 * kRowTiles * kWarps;
-  static constexpr int kColumns = 16, kStages = 2;
-  static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
-};
-
-template <typename Element, int kDim>
-using SweepSizesOf = std::conditional_t<std::is_same_v<Element, float>, FloatSweepSizes<kDim>, SweepSizes<kDim>>;
-
-/// Sizes where the keys' kernel also adds to dQ: 128 keys a tile. A warp multiplies 16 columns of K with all dS of a stage.
-template <int kHeadDim>
-struct FusedSizes {
-  static constexpr int kDim = kHeadDim, kPitch = kDim;
-  static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
-  static constexpr int kRows = kGateBlock, kWarps = kRows / (16 * kRowTiles), kThreads = 32 * kWarps;
-  static constexpr int kColumns = 32, kBuffers = 2, kStages = 2;
-  static constexpr bool kFirstInShared = true, kSecondInRegisters = kRowTiles == 1;
-  static_assert(kDim % 16 == 0 && kDim / 16 <= kWarps);
-};
 
 struct BackwardParameters : tile::ForwardShape {
   Operand query, key, value, grad_values;

@@ -100,11 +100,10 @@ __global__ void __launch_bounds__(Sizes::kThreads, 1) backward_wide(const __grid
              p.value_dim);
 }
 
-// Two stages are the faster ones. At 256 they find no place in 163 KB, and were not tried in 227; at 96 no GPU has place for one alone.
 template <int kDim>
-using LargestSizes = WideSizes<kDim, kDim == 256 ? 1 : 2>;
+using LargestSizes = WideSizes<kDim, stages_of_wide(kDim).most>;
 template <int kDim>
-using LeastSizes = WideSizes<kDim, kDim == 96 ? 2 : 1>;
+using LeastSizes = WideSizes<kDim, stages_of_wide(kDim).fewest>;
 
 template <typename Element, typename Sizes>
 void launch(const BackwardArguments& arguments, BackwardParameters& p) {
@@ -119,27 +118,20 @@ void launch(const BackwardArguments& arguments, BackwardParameters& p) {
 }
 
 template <int kDim>
-constexpr WideBytes kWideBytes{sizeof(WideShared<LeastSizes<kDim>>), sizeof(WideShared<LargestSizes<kDim>>)};
-static_assert(kWideBytes<64>.least <= kSmallSharedBytes);
+constexpr bool kIsCounted = bytes_of_wide(kDim).least == sizeof(WideShared<LeastSizes<kDim>>) &&
+                            bytes_of_wide(kDim).largest == sizeof(WideShared<LargestSizes<kDim>>);
+static_assert(kIsCounted<64> && kIsCounted<96> && kIsCounted<128> && kIsCounted<256>);
+static_assert(bytes_of_wide(64).least <= kSmallSharedBytes);
 
 }  // namespace
-
-WideBytes bytes_of_wide(int64_t dim) {
-  switch (dim) {
-    case 64: return kWideBytes<64>;
-    case 96: return kWideBytes<96>;
-    case 128: return kWideBytes<128>;
-    case 256: return kWideBytes<256>;
-    default: return {INT_MAX, INT_MAX};
-  }
-}
 
 void launch_backward_wide(const BackwardArguments& arguments, const BackwardWorkspace& workspace, const Plan& plan,
                           int shared_bytes) {
   BackwardParameters p = backward_parameters(arguments, workspace, plan);
   for_dimension(arguments.dtype, arguments.shape, [&]<typename Element, int kDim> {
     if constexpr (sizeof(Element) == 2 && is_fused(kDim)) {
-      if (kWideBytes<kDim>.largest <= shared_bytes) launch<Element, LargestSizes<kDim>>(arguments, p);
+      if (wide_stages(kDim, shared_bytes) == LargestSizes<kDim>::kStages)
+        launch<Element, LargestSizes<kDim>>(arguments, p);
       else launch<Element, LeastSizes<kDim>>(arguments, p);
     }
   });

@@ -1,45 +1,15 @@
 #pragma once
-// Sizes, arguments and shared memory of the forward kernel.
+// Arguments and shared memory of the forward kernel.
 
 #include <type_traits>
 
 #include "optimized/cuda/ampere/float_products.cuh"
 #include "optimized/cuda/ampere/fragments.cuh"
 #include "optimized/cuda/ampere/plan.hpp"
+#include "optimized/cuda/ampere/sizes.hpp"
 #include "optimized/cuda/tile/order.cuh"
 
 namespace lethe::ampere {
-
-/// Sizes of the forward at a head dim of up to kHeadDim. A row in shared memory has the bytes of kPitch 16-bit elements.
-template <int kHeadDim>
-struct ForwardSizes {
-  static constexpr int kDim = kHeadDim, kPitch = kDim;
-  static constexpr int kRowTiles = kDim <= 128 ? 2 : 1;  // of 16 queries, a warp
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kRows = 16 * kRowTiles * kWarps;
-  static constexpr int kKeys = kDim <= 32 ? 64 : 32;  // with more, scores leave too few registers
-  static constexpr int kKeysAtOnce = kDim == 96 ? kKeys : 16, kStages = 2;
-  // The first sixteen columns of queries that stay in registers, by what these hold beside output and scores.
-  static constexpr int kHeldSteps = kDim <= 64 ? kDim / 16 : kDim == 96 ? 4 : 0;
-  // K and V come from running addresses, as those of windows do: at 32 and 256 slower.
-  static constexpr bool kRunning = kDim >= 64 && kDim <= 128;
-};
-
-/// The same of floats.
-template <int kHeadDim>
-struct FloatForwardSizes {
-  static constexpr int kDim = kHeadDim, kPitch = 2 * kDim;
-  static constexpr int kRowTiles = 2;
-  static constexpr int kWarps = kDim <= 64 ? 4 : 2, kThreads = 32 * kWarps;
-  static constexpr int kRows = 16 * kRowTiles * kWarps;
-  static constexpr int kKeys = kDim <= 64 ? 32 : 16;
-  static constexpr int kKeysAtOnce = kKeys, kStages = 2;
-  static constexpr int kHeldSteps = 0;
-  static constexpr bool kRunning = false;  // for want of registers
-};
-
-template <typename Element, int kDim>
-using ForwardSizesOf = std::conditional_t<std::is_same_v<Element, float>, FloatForwardSizes<kDim>, ForwardSizes<kDim>>;
 
 struct ForwardParameters : tile::ForwardShape {
   Operand query, key, value;

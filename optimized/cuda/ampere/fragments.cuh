@@ -1,15 +1,13 @@
 #pragma once
 // A warp's operands and products: 16 rows a row tile, from swizzled tiles in shared memory (ptx/address.cuh) and from registers.
 
+#include "optimized/cuda/ampere/sizes.hpp"
 #include "optimized/cuda/attention.hpp"
 #include "optimized/cuda/ptx/address.cuh"
 #include "optimized/cuda/ptx/copy_async.cuh"
 #include "optimized/cuda/ptx/mma.cuh"
 
 namespace lethe::ampere {
-
-/// The largest number of bytes of shared memory that a CTA of compute capability 8.6, 8.9 or 12.0 can have.
-inline constexpr int kSmallSharedBytes = 99 * 1024;
 
 /// Where a lane reads fragments of a tile of kDim columns: byte offsets in its first 16 rows and 16 columns.
 template <int kDim>

@@ -10,20 +10,6 @@
 
 namespace lethe::ampere {
 
-/// With one stage the next queries are loaded once all warps have read these, and a CTA wants less shared memory.
-template <int kHeadDim, int kStageCount>
-struct WideSizes {
-  static constexpr int kDim = kHeadDim, kPitch = kDim;
-  static constexpr int kRowTiles = kDim <= 128 ? 2 : 1, kRows = 64 * kRowTiles;
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
-  static constexpr bool kEveryOther = kDim % 64 != 0;  // sixteen columns are one half's, the next the other's
-  static constexpr int kColumns = 64, kBuffers = 1, kQueryParts = kEveryOther ? 4 : kDim <= 128 ? 2 : 1;
-  static constexpr int kStages = kStageCount;
-  // dQ's sixteens of queries a warp, and how many of them come before the others' products, under which their sums leave.
-  static constexpr int kQueryTiles = kColumns / 16 / kQueryParts, kEarlyTiles = kQueryTiles > 2 ? 2 : 0;
-  static constexpr bool kFirstInShared = true, kSecondInRegisters = false;
-};
-
 template <typename Sizes>
 struct WideShared : FusedShared<Sizes> {
   alignas(128) char weights[tile_bytes<Sizes::kColumns>(Sizes::kRows)];  // Pᵀ of a stage

@@ -33,12 +33,6 @@ std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
   return "";
 }
 
-// Of shared memory that a CTA can have, in KB.
-int shared_kilobytes(int capability) {
-  if (capability >= 90 && capability < 120) return 227;
-  return capability == 80 || capability == 87 ? 163 : 99;
-}
-
 constexpr int64_t kShortest = 16;  // tokens: below it one at a time is faster, and exact in float32
 
 std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, int64_t widest, int capability) {

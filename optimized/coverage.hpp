@@ -7,7 +7,14 @@
 
 namespace lethe {
 
-/// Why the Hopper kernels can't run a problem on a device of this compute capability (90 = 9.0), or "" where they can.
+/// Of shared memory that a CTA can have on a device of this compute capability (90 = 9.0), in KB. By it the kernels below are told apart, and their
+/// launches assert what they ask for.
+constexpr int shared_kilobytes(int capability) {
+  if (capability >= 90 && capability < 120) return 227;
+  return capability == 80 || capability == 87 ? 163 : 99;
+}
+
+/// Why the Hopper kernels can't run a problem on a device, or "" where they can.
 std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capability);
 
 /// Why the kernels of mma.sync can't run a problem, or "" where they can.

@@ -94,6 +94,7 @@ inline const Call kCalls[] = {
     {"scan_token_64x64", kScans, kToken, 64, 64, Dtype::kFloat32},
     {"scan_key_and_value_128x64", kScans, kBoth, 128, 64, Dtype::kFloat32},
     {"scan_delta_key_64x128", kScans, kKeyDelta, 64, 128, Dtype::kFloat32},
+    {"scan_delta_key_128x128", kScans, kKeyDelta, 128, 128, Dtype::kFloat32},
     {"scan_of_a_few_tokens_40x24", kScans, kKey, 40, 24, Dtype::kBFloat16, 10},
     {"step_token_64x64", kScans, kToken, 64, 64, Dtype::kFloat16, 1},
     {"step_delta_key_128x128", kScans, kKeyDelta, 128, 128, Dtype::kFloat32, 1},

@@ -23,6 +23,7 @@ namespace {
 template <int kRows, int kColumns, Scan kPass, bool kDelta>
 void launch_instance(const ScanArguments& p, cudaStream_t stream) {
   constexpr int kBytes = sizeof(ScanShared<kRows, kColumns>);
+  static_assert(kBytes <= 1024 * shared_kilobytes(86));
   const auto kernel = scan<kRows, kColumns, kPass, kDelta>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "matrix state: shared memory");

@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
                      : 0.0f;
     }
   };
-  const auto keep = [&](int n) {
-    ScanInputs<kRows, kColumns>& to = shared.inputs[n & 1];
+  const auto keep = [&] {
+    ScanInputs<kRows, kColumns>& to = shared.inputs;
     const auto put_row = [&](auto& array, const Raw<kRowPiece>& raw, Dtype dtype, float factor) {
       float x[kRowPiece];
       to_floats(raw, dtype, x);
@@ -228,9 +228,9 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
   const auto state_at = [&](int segment) {
     return p.states + (head * segments + segment) * (kRows * kColumns) + threadIdx.x * 4;
   };
-  // What the chunk's sums give, to global memory.
+  // What the chunk's sums give, to global memory. Of the inputs a thread reads only what it has stored: the next chunk's take their place at once.
   const auto finish = [&](int n) {
-    const ScanInputs<kRows, kColumns>& in = shared.inputs[n & 1];
+    const ScanInputs<kRows, kColumns>& in = shared.inputs;
     const int64_t first = static_cast<int64_t>(chunk_at(n)) * kTokens, row_time = first + row_token,
                   column_time = first + column_token;
     const auto at = [&](int64_t token, int width, int from) {
@@ -344,11 +344,11 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
   };
 
   load(0);
-  keep(0);
+  keep();
   __syncthreads();
   for (int n = 0; n < chunks; ++n) {
     if (n + 1 < chunks) load(n + 1);
-    const ScanInputs<kRows, kColumns>& in = shared.inputs[n & 1];
+    const ScanInputs<kRows, kColumns>& in = shared.inputs;
     constexpr int kChunksASegment = kSegment / kTokens;
     const int chunk = chunk_at(n), tokens = static_cast<int>(min(p.length - static_cast<int64_t>(chunk) * kTokens,
                                                                  static_cast<int64_t>(kTokens)));
@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(ScanShape<kRows, kColumns>::kThreads) scan(con
     }
     __syncthreads();
     finish(n);
-    if (n + 1 < chunks) keep(n + 1);
+    if (n + 1 < chunks) keep();
     __syncthreads();
   }
   if constexpr (kReversed || kPass == Scan::kForward) {

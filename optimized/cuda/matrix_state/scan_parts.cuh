@@ -29,7 +29,7 @@ struct ScanInputs {
 template <int kRows, int kColumns>
 struct ScanShared {
   using Shape = ScanShape<kRows, kColumns>;
-  ScanInputs<kRows, kColumns> inputs[2];
+  ScanInputs<kRows, kColumns> inputs;
   float row_sums[Shape::kTokens][kColumns];
   float second_row_sums[Shape::kTokens][kColumns];
   float column_sums[Shape::kWarps][Shape::kTokens][kRows];

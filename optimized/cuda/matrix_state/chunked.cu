@@ -25,8 +25,10 @@ namespace {
 template <typename Element, int kRows, int kColumns, Role kRole, bool kGated>
 void launch_instance(const SweepArguments& p, bool overlapping, cudaStream_t stream) {
   constexpr int kBytes = SweepShared<kRows, kColumns, kRole>::kBytes;
-  constexpr int kKilobytes = kRows == 64 ? 99 : kRows == 128 ? 163 : 227;
-  static_assert(kBytes <= 1024 * kKilobytes, "by these unsupported_by_chunks tells GPUs apart");
+  static_assert(kBytes <= 1024 * shared_kilobytes(kRows == 64    ? 86
+                                                  : kRows == 128 ? 80
+                                                                 : 90),
+                "by these unsupported_by_chunks tells GPUs apart");
   const auto kernel = sweep<Element, kRows, kColumns, kRole, kGated>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "matrix state: shared memory");

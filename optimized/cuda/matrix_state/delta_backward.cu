@@ -17,6 +17,7 @@ template <typename Element, int kTiles>
 void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
   const auto kernel = delta_gradients<Element, kTiles>;
   constexpr int kBytes = DeltaGradientsMemory<kTiles>::kBytes;
+  static_assert(kBytes <= 1024 * shared_kilobytes(kTiles == 1 ? 86 : 80), "unsupported_by_delta_chunks");
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "delta rule: shared memory");
   const int64_t chunks = (p.length + kChunk - 1) / kChunk;
@@ -26,8 +27,8 @@ void launch_gradients(const DeltaGradients& p, cudaStream_t stream) {
 
 template <typename Element>
 void launch_reversed(const DeltaArguments& p, cudaStream_t stream) {
-  p.rows <= 64 ? launch_delta(delta_reversed<Element, 64>, DeltaReverseMemory<64>::kBytes, p, stream)
-               : launch_delta(delta_reversed<Element, 128>, DeltaReverseMemory<128>::kBytes, p, stream);
+  p.rows <= 64 ? launch_delta<64, DeltaReverseMemory<64>::kBytes>(delta_reversed<Element, 64>, p, stream)
+               : launch_delta<128, DeltaReverseMemory<128>::kBytes>(delta_reversed<Element, 128>, p, stream);
 }
 
 template <typename Element>

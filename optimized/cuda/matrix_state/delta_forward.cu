@@ -9,8 +9,8 @@ namespace {
 
 template <typename Element, bool kKeeps>
 void launch_rows(const DeltaArguments& p, cudaStream_t stream) {
-  p.rows <= 64 ? launch_delta(delta_chunks<Element, 64, kKeeps>, DeltaForwardMemory<64>::kBytes, p, stream)
-               : launch_delta(delta_chunks<Element, 128, kKeeps>, DeltaForwardMemory<128>::kBytes, p, stream);
+  p.rows <= 64 ? launch_delta<64, DeltaForwardMemory<64>::kBytes>(delta_chunks<Element, 64, kKeeps>, p, stream)
+               : launch_delta<128, DeltaForwardMemory<128>::kBytes>(delta_chunks<Element, 128, kKeeps>, p, stream);
 }
 
 template <bool kKeeps>

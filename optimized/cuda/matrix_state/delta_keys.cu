@@ -68,6 +68,7 @@ template <typename Element, int kRows>
 void prepare(const DeltaKeyArguments& p, int64_t heads, bool overlapping, cudaStream_t stream) {
   const auto kernel = prepare_delta_keys<Element, kRows, 1>;
   constexpr int kBytes = DeltaKeyMemory<kRows>::kBytes;
+  static_assert(kBytes <= 1024 * shared_kilobytes(80), "unsupported_by_delta_key_chunks");
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
   const dim3 grid(static_cast<unsigned>(heads * p.chunks));
   if (overlapping) return launch_overlapping(kernel, grid, kComputing, kBytes, stream, p);
@@ -75,12 +76,13 @@ void prepare(const DeltaKeyArguments& p, int64_t heads, bool overlapping, cudaSt
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 
-template <int kWidth>
-void sweep(void (*kernel)(DeltaKeyArguments), int bytes, const DeltaKeyArguments& p, int64_t heads,
-           cudaStream_t stream) {
-  allow_bytes(reinterpret_cast<const void*>(kernel), bytes);
+template <int kRows, int kWidth>
+void sweep(void (*kernel)(DeltaKeyArguments), const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
+  constexpr int kBytes = DeltaKeySweepMemory<kRows, kWidth>::kBytes;
+  static_assert(kBytes <= 1024 * shared_kilobytes(kWidth == 64 ? 80 : 90), "sweeps_wide");
+  allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
   const dim3 grid(static_cast<unsigned>(heads * ((p.columns + kWidth - 1) / kWidth)));
-  launch_overlapping(kernel, grid, 2 * kWidth, bytes, stream, p);
+  launch_overlapping(kernel, grid, 2 * kWidth, kBytes, stream, p);
 }
 
 template <typename Element>
@@ -89,21 +91,20 @@ constexpr Dtype kDtypeOf = std::is_same_v<Element, __nv_bfloat16> ? Dtype::kBFlo
 template <typename Element, int kRows, int kWidth, bool kKeeps>
 void sweep_forward(const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
   if (kWidth == 128 && runs_hopper_code()) return sweep_keys_by_warpgroups(p, kDtypeOf<Element>, kKeeps, heads, stream);
-  sweep<kWidth>(sweep_delta_keys<Element, kRows, kWidth, kKeeps>, DeltaKeySweepMemory<kRows, kWidth>::kBytes, p, heads,
-                stream);
+  sweep<kRows, kWidth>(sweep_delta_keys<Element, kRows, kWidth, kKeeps>, p, heads, stream);
 }
 
 template <typename Element, int kRows, int kWidth>
 void sweep_back(const DeltaKeyArguments& p, int64_t heads, cudaStream_t stream) {
   if (kWidth == 128 && runs_hopper_code()) return reverse_keys_by_warpgroups(p, kDtypeOf<Element>, heads, stream);
-  sweep<kWidth>(reverse_delta_keys<Element, kRows, kWidth>, DeltaKeySweepMemory<kRows, kWidth>::kBytes, p, heads,
-                stream);
+  sweep<kRows, kWidth>(reverse_delta_keys<Element, kRows, kWidth>, p, heads, stream);
 }
 
 template <typename Element, int kRows, int kColumns>
 void gradients(const DeltaKeyGradients& p, int64_t heads, cudaStream_t stream) {
   const auto kernel = delta_key_gradients<Element, kRows, kColumns>;
   constexpr int kBytes = DeltaKeyGradientMemory<kColumns>::kBytes;
+  static_assert(kBytes <= 1024 * shared_kilobytes(80), "unsupported_by_delta_key_chunks");
   allow_bytes(reinterpret_cast<const void*>(kernel), kBytes);
   launch_overlapping(kernel, dim3(static_cast<unsigned>(heads * p.chunks * ((p.rows + 63) / 64))), kComputing, kBytes,
                      stream, p);

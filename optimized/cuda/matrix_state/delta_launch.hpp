@@ -38,13 +38,14 @@ DeltaArguments delta_arguments(const MatrixStateInput& in, const Operand& other)
 /// The forward that keeps for a backward what it needs.
 void launch_delta_states(const DeltaArguments& arguments, Dtype dtype, cudaStream_t stream);
 
-/// Launches a pass: a CTA a head and 64 columns.
-template <typename Kernel>
-void launch_delta(Kernel kernel, int bytes, const DeltaArguments& p, cudaStream_t stream) {
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+/// Launches a pass over states of kRows rows: a CTA a head and 64 columns.
+template <int kRows, int kBytes, typename Kernel>
+void launch_delta(Kernel kernel, const DeltaArguments& p, cudaStream_t stream) {
+  static_assert(kBytes <= 1024 * shared_kilobytes(kRows == 64 ? 86 : 80), "unsupported_by_delta_chunks");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "delta rule: shared memory");
   const int ctas = p.batch * p.heads * delta_ctas(p.columns, 1);
-  kernel<<<static_cast<unsigned>(ctas), kDeltaThreads, bytes, stream>>>(p);
+  kernel<<<static_cast<unsigned>(ctas), kDeltaThreads, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "delta rule: launch");
 }
 

@@ -18,6 +18,7 @@ void launch(const FusedArguments& p, cudaStream_t stream) {
     kernel<<<grid, kComputing, bytes, stream>>>(p);
     cuda_check(cudaGetLastError(), "matrix state: launch");
   };
+  static_assert(FusedStatesShared::kBytes <= FusedShared::kBytes, "is_fused asks for the larger one");
   run(fused_states<Element, kGated>, FusedStatesShared::kBytes, false);
   run(fused_gradients<Element, kGated>, FusedShared::kBytes, true);
 }

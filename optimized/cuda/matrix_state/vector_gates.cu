@@ -9,6 +9,7 @@ namespace {
 template <typename Element, int kRows, bool kValueGate>
 void launch_instance(const VectorSweepArguments& p, cudaStream_t stream) {
   constexpr int kBytes = VectorSweepShared<kRows, kValueGate>::kBytes;
+  static_assert(kBytes <= 1024 * shared_kilobytes(kRows <= 64 ? 80 : 90), "unsupported_by_vector_gates");
   const auto kernel = vector_sweep<Element, kRows, kValueGate>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "matrix state: shared memory");

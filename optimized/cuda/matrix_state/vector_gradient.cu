@@ -62,15 +62,17 @@ struct BothSides {
   }
 };
 
-template <typename Arguments>
-void run(void (*kernel)(Arguments), int64_t grid, int threads, int bytes, const Arguments& p, bool overlapping,
+// kLargest: columns, or rows, of a side that has tiles of them all.
+template <int kBytes, int kLargest, typename Arguments>
+void run(void (*kernel)(Arguments), int64_t grid, int threads, const Arguments& p, bool overlapping,
          cudaStream_t stream) {
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+  static_assert(kBytes <= 1024 * shared_kilobytes(kLargest <= 64 ? 80 : 90), "unsupported_by_vector_gates");
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "matrix state: shared memory");
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100),
              "matrix state: shared memory");
-  if (overlapping) return launch_overlapping(kernel, dim3(static_cast<unsigned>(grid)), threads, bytes, stream, p);
-  kernel<<<static_cast<unsigned>(grid), threads, bytes, stream>>>(p);
+  if (overlapping) return launch_overlapping(kernel, dim3(static_cast<unsigned>(grid)), threads, kBytes, stream, p);
+  kernel<<<static_cast<unsigned>(grid), threads, kBytes, stream>>>(p);
   cuda_check(cudaGetLastError(), "matrix state: launch");
 }
 
@@ -80,11 +82,12 @@ template <typename Element, int kRows, int kColumns, bool kColumnGate>
 void launch_instance(const VectorGradientArguments& p, Kernel which, bool overlapping, cudaStream_t stream) {
   const int64_t tiles = static_cast<int64_t>(p.batch) * p.heads * ((p.rows + kRows - 1) / kRows);
   if (which == Kernel::kGradient)
-    return run(vector_gradient<Element, kRows, kColumns, kColumnGate>, tiles * ((p.length + kTokens - 1) / kTokens),
-               2 * kRows, VectorGradientShared<kRows, kColumns, kColumnGate>::kBytes, p, overlapping, stream);
+    return run<VectorGradientShared<kRows, kColumns, kColumnGate>::kBytes, kColumns>(
+        vector_gradient<Element, kRows, kColumns, kColumnGate>, tiles * ((p.length + kTokens - 1) / kTokens), 2 * kRows,
+        p, overlapping, stream);
   const auto states = which == Kernel::kStates ? vector_states<Element, kRows, kColumns, kColumnGate, false>
                                                : vector_states<Element, kRows, kColumns, kColumnGate, true>;
-  run(states, tiles, 4 * kRows, VectorStatesShared<kRows, kColumns>::kBytes, p, overlapping, stream);
+  run<VectorStatesShared<kRows, kColumns>::kBytes, kColumns>(states, tiles, 4 * kRows, p, overlapping, stream);
 }
 
 template <typename Element, int kRows, bool kColumnGate>
@@ -109,8 +112,9 @@ void launch(const VectorGradientArguments& p, Kernel which, bool overlapping, cu
 template <typename Element>
 void launch_pairs(const VectorPairsArguments& p, bool overlapping, cudaStream_t stream) {
   const int64_t grid = (p.length + kTokens - 1) / kTokens * p.batch * p.heads;
-  p.channels <= 32 ? run(vector_pairs<Element, 32>, grid, 64, VectorPairsShared<32>::kBytes, p, overlapping, stream)
-                   : run(vector_pairs<Element, 64>, grid, 128, VectorPairsShared<64>::kBytes, p, overlapping, stream);
+  p.channels <= 32
+      ? run<VectorPairsShared<32>::kBytes, 32>(vector_pairs<Element, 32>, grid, 64, p, overlapping, stream)
+      : run<VectorPairsShared<64>::kBytes, 64>(vector_pairs<Element, 64>, grid, 128, p, overlapping, stream);
 }
 
 // One of the two sides: its query and key, what multiplies them, and where its gradients go.
@@ -289,16 +293,16 @@ bool launch_both(const MatrixStateBackward& a, Workspace& memory) {
                                s.grad_initial};
   const auto launch_states = [&](auto both) {
     constexpr bool kBoth = decltype(both)::value;
-    run(vector_side_states<kRowPanels, kColumnPanels, kBoth>, heads, kThreads,
-        VectorSideStatesShared<kRowPanels, kColumnPanels, kBoth>::kBytes, s, false, a.stream);
+    run<VectorSideStatesShared<kRowPanels, kColumnPanels, kBoth>::kBytes, 64>(
+        vector_side_states<kRowPanels, kColumnPanels, kBoth>, heads, kThreads, s, false, a.stream);
   };
   if (whole_heads) {
     launch_states(std::false_type{});
-    run(vector_sides<kRowPanels, kColumnPanels, true>, heads, kThreads, Shared::kWholeBytes, p, true, a.stream);
+    run<Shared::kWholeBytes, 64>(vector_sides<kRowPanels, kColumnPanels, true>, heads, kThreads, p, true, a.stream);
   } else {
     launch_states(std::true_type{});
-    run(vector_sides<kRowPanels, kColumnPanels, false>, heads * side_chunks_of(a.shape), kThreads, Shared::kBytes, p,
-        true, a.stream);
+    run<Shared::kBytes, 64>(vector_sides<kRowPanels, kColumnPanels, false>, heads * side_chunks_of(a.shape), kThreads,
+                            p, true, a.stream);
   }
   return true;
 }

@@ -15,10 +15,14 @@ def dump(name="forward_tilesI6__half", architecture="80", registers=255, stack=0
             f" Function {name}:\n  REG:{registers} STACK:{stack} SHARED:{shared} LOCAL:{local} CONSTANT[0]:896 TEXTURE:0 SURFACE:0 SAMPLER:0\n")
 
 
+def ptx(name="forward_tilesI6__half", bounds=".maxntid 128, 1, 1\n.minnctapersm 2\n"):
+    return f"\n.version 9.0\n.target sm_80\n.visible .entry {name}(\n.param .align 8 .b8 {name}_param_0[152]\n)\n{bounds}{{\nret;\n\n}}\n"
+
+
 class CheckResources(unittest.TestCase):
-    def complaints(self, text, local=()):
+    def complaints(self, text, local=(), code="", wanted=()):
         with unittest.mock.patch.object(check_resources, "LOCAL", list(local)):
-            return check_resources.complaints_about(check_resources.resources_of(text))
+            return check_resources.complaints_about(check_resources.resources_of(text), check_resources.threads_of(code), wanted)
 
     def test_all_that_fits_passes(self):
         self.assertEqual(self.complaints(dump() + dump(architecture="90", shared=1024) + dump(name="prepare", registers=40)), [])
@@ -39,9 +43,20 @@ class CheckResources(unittest.TestCase):
 
     def test_registers_beyond_a_multiprocessor_are_found(self):
         self.assertIn("found 67584", self.complaints(dump(registers=257))[0])
+        self.assertEqual(self.complaints(dump(name="sweep", registers=168), code=ptx("sweep", ".maxntid 128, 1, 1\n.minnctapersm 3\n")), [])
+        self.assertIn("expected at most 65536 registers of 384 threads, found 67584",
+                      self.complaints(dump(name="sweep", registers=169), code=ptx("sweep", ".maxntid 64, 2, 1\n.minnctapersm 3\n"))[0])
 
-    def test_a_library_without_the_kernels_is_found(self):
-        self.assertIn("expected forward_tiles|backward_keys|backward_queries|backward_wide, found none", self.complaints(dump(name="prepare"))[0])
+    def test_launch_bounds_are_read_from_ptx(self):
+        code = ptx() + ptx("sum", ".maxntid 32, 32, 1\n") + ptx("add", "") + ".func helper(\n)\n.maxntid 64, 1, 1\n{\n}\n"
+        self.assertEqual(check_resources.threads_of(code), {"forward_tilesI6__half": 256, "sum": 1024, "add": 1024})
+
+    def test_a_library_without_its_kernels_is_found(self):
+        self.assertEqual(self.complaints(dump(), wanted=["forward_tiles"]), [])
+        self.assertEqual(self.complaints(dump(), wanted=["layers"]), ["kernels: expected layers, found none"])
+
+    def test_a_budget_without_a_kernel_is_found(self):
+        self.assertEqual(self.complaints(dump(), [("sweep", 8)]), ["kernels: expected sweep, found none"])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@
 #include <iterator>
 #include <utility>
 
+#include "optimized/cuda/ampere/sizes.hpp"
 #include "optimized/gate.hpp"
+#include "optimized/kept_states.hpp"
 
 namespace lethe {
 namespace {
@@ -58,11 +60,33 @@ std::string unsupported_in_chunks(const Shape& shape, Dtype dtype) {
 }
 
 // What no kernel by chunks with at most a gate a token runs.
-std::string unsupported_of_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype) {
-  if (const std::string reason = unsupported_in_chunks(shape, dtype); !reason.empty()) return reason;
+std::string other_gates_than_chunks(const MatrixStateForm& form) {
   if (form.key_gate == MatrixStateForm::Gate::kKey) return "log_key_gate: expected one a token, found one a row";
   if (form.value_gate) return "log_value_gate: expected none, found one";
   return "";
+}
+
+std::string other_gate_than_a_row(const MatrixStateForm& form) {
+  return form.key_gate == MatrixStateForm::Gate::kKey ? ""
+                                                      : "log_key_gate: expected one a row, found none or one a token";
+}
+
+std::string tiles(int rows, int columns) { return std::to_string(rows) + " × " + std::to_string(columns); }
+
+template <typename Element, int kDim>
+std::string variant_of(ampere::BackwardKernels backward, int stages) {
+  using Forward = ampere::ForwardSizesOf<Element, kDim>;
+  using Sweep = ampere::SweepSizesOf<Element, kDim>;
+  using Wide = ampere::WideSizes<kDim, 1>;
+  std::string text = "forward tiles " + tiles(Forward::kRows, Forward::kKeys);
+  if (backward == ampere::BackwardKernels::kKeysAndQueries)
+    return text + ", backward in two kernels " + tiles(Sweep::kRows, Sweep::kColumns);
+  if (backward == ampere::BackwardKernels::kWide)
+    return text + ", wide backward " + tiles(Wide::kRows, Wide::kColumns) + ", " +
+           (stages == 1 ? "one stage" : "two stages");
+  if constexpr (kDim == 96)
+    text += ", fused backward " + tiles(ampere::FusedSizes<kDim>::kRows, ampere::FusedSizes<kDim>::kColumns);
+  return text;
 }
 
 }  // namespace
@@ -82,18 +106,56 @@ std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capabilit
   return unsupported_size(shape, 2);
 }
 
+std::string variant_of_ampere(const Shape& shape, Dtype dtype, int capability, bool deterministic) {
+  const int shared = 1024 * shared_kilobytes(capability);
+  const int64_t dim = ampere::dim_of_instance(shape, dtype);
+  const ampere::BackwardKernels backward = ampere::backward_kernels(shape, dtype, deterministic, shared);
+  const int stages = ampere::wide_stages(dim, shared);
+  std::string text;
+  ampere::for_dim(dim, [&]<int kDim> {
+    if (dtype != Dtype::kFloat32) text = variant_of<uint16_t, kDim>(backward, stages);
+    else if constexpr (ampere::has_floats(kDim)) text = variant_of<float, kDim>(backward, stages);
+  });
+  return text;
+}
+
+std::string other_form_than_chunks(const MatrixStateForm& form) {
+  return form.delta ? "beta: expected none, found one" : other_gates_than_chunks(form);
+}
+
+std::string other_form_than_vector_gates(const MatrixStateForm& form) {
+  return form.delta ? "beta: expected none, found one" : other_gate_than_a_row(form);
+}
+
+std::string other_form_than_delta_chunks(const MatrixStateForm& form) {
+  return form.delta ? other_gates_than_chunks(form) : "beta: expected one, found none";
+}
+
+std::string other_form_than_delta_key_chunks(const MatrixStateForm& form) {
+  if (!form.delta) return "beta: expected one, found none";
+  if (const std::string reason = other_gate_than_a_row(form); !reason.empty()) return reason;
+  return form.value_gate ? "log_value_gate: expected none, found one" : "";
+}
+
+std::string other_form_than_scan(const MatrixStateForm&) { return ""; }
+
+std::string variant_of_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  if (capability != 90) return "";
+  return kept_state_bytes<int64_t>(shape.key_length, shape.key_dim, shape.value_dim, form, dtype) > 0
+             ? "states kept for the backward"
+             : "";
+}
+
 std::string unsupported_by_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
-  if (const std::string reason = unsupported_of_chunks(shape, form, dtype); !reason.empty()) return reason;
-  if (form.delta) return "beta: expected none, found one";
+  if (const std::string reason = other_form_than_chunks(form); !reason.empty()) return reason;
+  if (const std::string reason = unsupported_in_chunks(shape, dtype); !reason.empty()) return reason;
   const int shared = shared_kilobytes(capability);
   return unsupported_size(shape, form, shared == 227 ? 256 : shared == 163 ? 128 : 64, capability);
 }
 
 std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
+  if (const std::string reason = other_form_than_vector_gates(form); !reason.empty()) return reason;
   if (const std::string reason = unsupported_in_chunks(shape, dtype); !reason.empty()) return reason;
-  if (form.delta) return "beta: expected none, found one";
-  if (form.key_gate != MatrixStateForm::Gate::kKey)
-    return "log_key_gate: expected one a row, found none or one a token";
   if (capability >= 80 && shared_kilobytes(capability) < 163)
     return "device: expected 163 KB of shared memory for a CTA, as of compute capability 8.0, found " +
            dotted(capability);
@@ -101,18 +163,15 @@ std::string unsupported_by_vector_gates(const Shape& shape, const MatrixStateFor
 }
 
 std::string unsupported_by_delta_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability) {
-  if (!form.delta) return "beta: expected one, found none";
-  if (const std::string reason = unsupported_of_chunks(shape, form, dtype); !reason.empty()) return reason;
+  if (const std::string reason = other_form_than_delta_chunks(form); !reason.empty()) return reason;
+  if (const std::string reason = unsupported_in_chunks(shape, dtype); !reason.empty()) return reason;
   return unsupported_size(shape, form, shared_kilobytes(capability) == 99 ? 64 : 128, capability);
 }
 
 std::string unsupported_by_delta_key_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype,
                                             int capability) {
-  if (!form.delta) return "beta: expected one, found none";
+  if (const std::string reason = other_form_than_delta_key_chunks(form); !reason.empty()) return reason;
   if (const std::string reason = unsupported_in_chunks(shape, dtype); !reason.empty()) return reason;
-  if (form.key_gate != MatrixStateForm::Gate::kKey)
-    return "log_key_gate: expected one a row, found none or one a token";
-  if (form.value_gate) return "log_value_gate: expected none, found one";
   if (capability >= 80 && shared_kilobytes(capability) < 163)
     return "device: expected 163 KB of shared memory for a CTA, as of compute capability 8.0, found " +
            dotted(capability);

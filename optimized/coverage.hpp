@@ -20,15 +20,20 @@ std::string unsupported_by_hopper(const Shape& shape, Dtype dtype, int capabilit
 /// Why the kernels of mma.sync can't run a problem, or "" where they can.
 std::string unsupported_by_ampere(const Shape& shape, Dtype dtype, int capability);
 
+/// Which of their kernels run a call, and their tiles: "forward tiles 128 × 32, wide backward 128 × 64, one stage".
+std::string variant_of_ampere(const Shape& shape, Dtype dtype, int capability, bool deterministic);
+
 /// A kernel family's name, and what it covers.
 struct Coverage {
   const char* name;
   bool portable;  ///< runs on every GPU from some compute capability on: one that LETHE_KERNELS=portable leaves in use
   std::string (*unsupported)(const Shape& shape, Dtype dtype, int capability);  ///< the reason against, or ""
+  /// Where more than the shape selects them: the kernels that run a call; else null.
+  std::string (*variant)(const Shape& shape, Dtype dtype, int capability, bool deterministic);
 };
 
-inline constexpr Coverage kHopperCoverage{"sm_90a kernels", false, unsupported_by_hopper};
-inline constexpr Coverage kAmpereCoverage{"sm_80 kernels", true, unsupported_by_ampere};
+inline constexpr Coverage kHopperCoverage{"sm_90a kernels", false, unsupported_by_hopper, nullptr};
+inline constexpr Coverage kAmpereCoverage{"sm_80 kernels", true, unsupported_by_ampere, variant_of_ampere};
 
 /// Of every family of Forgetting Attention, in the order in which they are asked.
 inline constexpr Coverage kAttentionCoverage[] = {kHopperCoverage, kAmpereCoverage};
@@ -51,17 +56,34 @@ std::string unsupported_by_delta_key_chunks(const Shape& shape, const MatrixStat
                                             int capability);
 std::string unsupported_by_scan(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 
+/// Why a call's beta and gates are not those of such a family, or "" where they are.
+std::string other_form_than_chunks(const MatrixStateForm& form);
+std::string other_form_than_vector_gates(const MatrixStateForm& form);
+std::string other_form_than_delta_chunks(const MatrixStateForm& form);
+std::string other_form_than_delta_key_chunks(const MatrixStateForm& form);
+std::string other_form_than_scan(const MatrixStateForm& form);
+
+/// Whether the forward of a call leaves states for its backward, which else computes them again.
+std::string variant_of_chunks(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
+
 /// A kernel family of the matrix state operators, and what it covers.
 struct MatrixStateCoverage {
   const char* name;
+  std::string (*other_form)(const MatrixStateForm& form);  ///< what of `unsupported` depends on the form alone
   std::string (*unsupported)(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
+  /// The kernels that run a call, where its memory or speed depends on them; else null.
+  std::string (*variant)(const Shape& shape, const MatrixStateForm& form, Dtype dtype, int capability);
 };
 
-inline constexpr MatrixStateCoverage kChunkCoverage{"chunk kernels", unsupported_by_chunks};
-inline constexpr MatrixStateCoverage kVectorCoverage{"vector gate kernels", unsupported_by_vector_gates};
-inline constexpr MatrixStateCoverage kDeltaCoverage{"delta chunk kernels", unsupported_by_delta_chunks};
-inline constexpr MatrixStateCoverage kDeltaKeyCoverage{"delta key gate kernels", unsupported_by_delta_key_chunks};
-inline constexpr MatrixStateCoverage kScanCoverage{"scan kernels", unsupported_by_scan};
+inline constexpr MatrixStateCoverage kChunkCoverage{"chunk kernels", other_form_than_chunks, unsupported_by_chunks,
+                                                    variant_of_chunks};
+inline constexpr MatrixStateCoverage kVectorCoverage{"vector gate kernels", other_form_than_vector_gates,
+                                                     unsupported_by_vector_gates, nullptr};
+inline constexpr MatrixStateCoverage kDeltaCoverage{"delta chunk kernels", other_form_than_delta_chunks,
+                                                    unsupported_by_delta_chunks, variant_of_chunks};
+inline constexpr MatrixStateCoverage kDeltaKeyCoverage{"delta key gate kernels", other_form_than_delta_key_chunks,
+                                                       unsupported_by_delta_key_chunks, nullptr};
+inline constexpr MatrixStateCoverage kScanCoverage{"scan kernels", other_form_than_scan, unsupported_by_scan, nullptr};
 
 /// Of every family of the matrix state, in the order in which they are asked; the last takes one token after the other.
 inline constexpr MatrixStateCoverage kMatrixStateCoverage[] = {kChunkCoverage, kVectorCoverage, kDeltaCoverage,

@@ -1,3 +1,5 @@
+#include <ATen/Context.h>
+
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -35,6 +37,7 @@ void describe(const RunOptions& options) {
   const auto line = [](const char* name, double value, const char* unit) {
     std::printf("  %-22s %.4g %s\n", name, value, unit);
   };
+  if (training.deterministic) at::globalContext().setDeterministicAlgorithms(true, false);  // as the training does
   std::printf("on compute capability 8.0 and above\n");
   for (const MixerConfig& mixer : run.model.mixer.all())
     std::printf("  %-22s %s\n", mixer.row().name.c_str(),

@@ -47,11 +47,23 @@ std::string unsupported_by_state(const MatrixStateCoverage& family, const Call& 
 
 // The row of a kernel family, still without its functions.
 AttentionImplementation row_of(const Coverage& family) {
-  return {{family.name, at::kCUDA, std::bind_front(unsupported_by, family), nullptr, nullptr}};
+  AttentionImplementation row{{family.name, at::kCUDA, std::bind_front(unsupported_by, family), nullptr, nullptr}};
+  if (family.variant)
+    row.variant = [variant = family.variant](const Call& call) {
+      return variant(call.shape, call.dtype, call.compute_capability, call.deterministic);
+    };
+  return row;
 }
 
 MatrixStateImplementation row_of(const MatrixStateCoverage& family) {
-  return {family.name, at::kCUDA, std::bind_front(unsupported_by_state, family), nullptr, nullptr};
+  MatrixStateImplementation row{family.name, at::kCUDA, std::bind_front(unsupported_by_state, family), nullptr,
+                                nullptr};
+  row.is_of_form = [other_form = family.other_form](const Call& call) { return other_form(call.form).empty(); };
+  if (family.variant)
+    row.variant = [variant = family.variant](const Call& call) {
+      return variant(call.shape, call.form, call.dtype, call.compute_capability);
+    };
+  return row;
 }
 
 // Without the kernels the rows still name their coverage, for a device given by name only; a tensor's device has capability 0.
@@ -155,6 +167,19 @@ bool leaves_states(const MatrixStateInputs& in) {
          kept_state_bytes(in) > 0;
 }
 
+std::string listed_reasons(const std::vector<PassedOver>& rows) {
+  std::vector<std::pair<std::string, std::string>> listed;  // rows, and the reason that they share
+  for (const auto& [name, reason] : rows) {
+    const auto same = std::ranges::find(listed, reason, [](const auto& entry) { return entry.second; });
+    if (same == listed.end()) listed.emplace_back(name, reason);
+    else same->first += std::string(" and the ") + name;
+  }
+  if (listed.size() == 1 && rows.size() > 1) listed.front().first = "others";
+  std::string text;
+  for (const auto& [names, reason] : listed) text += ", not the " + names + ": " + reason;
+  return text;
+}
+
 std::span<const AttentionImplementation> attention_implementations() {
   static const std::vector<AttentionImplementation> rows = attention_rows();
   return rows;
@@ -165,15 +190,18 @@ std::span<const MatrixStateImplementation> matrix_state_implementations() {
   return rows;
 }
 
-std::string matrix_state_implementation_name(const Call& call) {
+ImplementationText matrix_state_text(const Call& call) {
   Call piece = call;
   StatePieces pieces;
   if (call.device == at::kCUDA) pieces = state_pieces(call.shape, call.form, call.dtype, call.compute_capability);
+  const auto by = [](int64_t rows, int64_t columns) { return std::to_string(rows) + " × " + std::to_string(columns); };
   piece.shape.key_dim = piece_size(call.shape.key_dim, pieces.rows);
   piece.shape.value_dim = piece_size(call.shape.value_dim, pieces.columns);
-  const std::string name = implementation_name(matrix_state_implementations(), piece);
-  if (pieces == StatePieces{}) return name;
-  return "in " + std::to_string(pieces.rows) + " x " + std::to_string(pieces.columns) + " pieces: " + name;
+  ImplementationText text = implementation_text(matrix_state_implementations(), piece);
+  if (pieces != StatePieces{})
+    text.name +=
+        " in " + by(pieces.rows, pieces.columns) + " pieces of " + by(piece.shape.key_dim, piece.shape.value_dim);
+  return text;
 }
 
 }  // namespace lethe

@@ -8,6 +8,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "optimized/coverage.hpp"
 #include "reference/problem.hpp"
@@ -27,8 +29,9 @@ struct Call {
   Shape shape;  ///< of a matrix state: query_length = key_length = T, query_heads = heads
   Dtype dtype;
   at::DeviceType device;
-  int compute_capability;  ///< of a CUDA device, 90 = 9.0; 0 in a build without CUDA kernels
-  MatrixStateForm form{};  ///< of a matrix state's call
+  int compute_capability;      ///< of a CUDA device, 90 = 9.0; 0 in a build without CUDA kernels
+  MatrixStateForm form{};      ///< of a matrix state's call
+  bool deterministic = false;  ///< whether gradients are to be summed in one fixed order
 };
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value);
@@ -48,6 +51,9 @@ struct Implementation {
   std::function<std::string(const Call&)> unsupported;  ///< why it can't run a call on that device, "" where it can
   std::function<Forward> forward;                       ///< empty in a build without it, as `backward` is
   std::function<Backward> backward;
+  std::function<bool(const Call&)> is_of_form = {};  ///< whether it has the rule of a call; empty: of every call
+  std::function<std::string(const Call&)> variant =
+      {};  ///< which of its kernels run a call; empty or "": not told apart
 };
 struct AttentionImplementation : Implementation<AttentionOutputs(const AttentionInputs&),
                                                 AttentionGradients(const at::Tensor& grad_values,
@@ -67,9 +73,6 @@ using MatrixStateImplementation =
 std::span<const AttentionImplementation> attention_implementations();
 std::span<const MatrixStateImplementation> matrix_state_implementations();
 
-/// implementation_name of a call of the matrix state; where it runs in pieces, of those, such as "in 1 x 2 pieces: delta chunk kernels".
-std::string matrix_state_implementation_name(const Call& call);
-
 /// Whether a row reads tensors of this device.
 template <typename Row>
 bool is_for(const Row& row, at::DeviceType device) {
@@ -85,18 +88,41 @@ const Row& implementation_of(std::span<const Row> rows, const Call& call) {
   return rows.back();
 }
 
-/// Its name, and why the rows before it were passed over, so that no implementation's speed is taken for another's.
-///
-/// returns  such as "sm_90a kernels", or "sm_80 kernels, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32"
+/// A row and why it was passed over.
+using PassedOver = std::pair<const char*, std::string>;
+
+/// ", not the A kernels: REASON, not the B kernels and the C kernels: REASON", ", not the others: REASON" where several have one.
+std::string listed_reasons(const std::vector<PassedOver>& rows);
+
+/// The row that runs a call, in words, and why the rows of its rule before it were passed over, so that no implementation's speed is taken for
+/// another's.
+struct ImplementationText {
+  std::string name;         ///< "sm_80 kernels"
+  std::string variant;      ///< " (forward tiles 128 × 32, …)", or ""
+  std::string passed_over;  ///< ", not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32", or ""
+};
+
 template <typename Row>
-std::string implementation_name(std::span<const Row> rows, const Call& call) {
+ImplementationText implementation_text(std::span<const Row> rows, const Call& call) {
   const Row& chosen = implementation_of(rows, call);
-  std::string name = chosen.name;
+  std::vector<PassedOver> others;
   for (const Row& row : rows) {
     if (&row == &chosen) break;
-    if (is_for(row, call.device)) name += std::string(", not the ") + row.name + ": " + row.unsupported(call);
+    if (is_for(row, call.device) && (!row.is_of_form || row.is_of_form(call)))
+      others.emplace_back(row.name, row.unsupported(call));
   }
-  return name;
+  const std::string variant = chosen.variant ? chosen.variant(call) : "";
+  return {chosen.name, variant.empty() ? "" : " (" + variant + ")", listed_reasons(others)};
 }
+
+/// Its name and reasons, without the variant.
+template <typename Row>
+std::string implementation_name(std::span<const Row> rows, const Call& call) {
+  const ImplementationText text = implementation_text(rows, call);
+  return text.name + text.passed_over;
+}
+
+/// Of a call of the matrix state: where it runs in pieces, the text of those, named "delta chunk kernels in 1 × 2 pieces of 120 × 120".
+ImplementationText matrix_state_text(const Call& call);
 
 }  // namespace lethe

@@ -121,26 +121,38 @@ class Calls(CommandTest):
 
     def test_of_describe_say_what_runs_attention_on_a_gpu_and_why(self):
         for options, expected in (
-            (("--set", "compute_dtype=bfloat16"), "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
-            (("--set", "compute_dtype=bfloat16", "--heads", "16"), "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
+            (("--set", "compute_dtype=bfloat16"),
+             "9.0: sm_90a kernels; 8.0, 10.0: sm_80 kernels (forward tiles 128 × 32, wide backward 128 × 64, two stages); "
+             "8.6, 8.9, 12.0: sm_80 kernels (forward tiles 128 × 32, wide backward 128 × 64, one stage)"),
+            (("--set", "compute_dtype=bfloat16", "--heads", "16"),
+             "9.0: sm_90a kernels; 8.0, 10.0: sm_80 kernels (forward tiles 128 × 32, wide backward 128 × 64, two stages); "
+             "8.6, 8.9, 12.0: sm_80 kernels (forward tiles 128 × 32, fused backward 128 × 32)"),
             (("--set", "compute_dtype=bfloat16", "--heads", "8"),
-             "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels"),
-            ((), "every GPU since 8.0: sm_80 kernels, not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32"),
+             "9.0: sm_90a kernels; 8.0, 10.0: sm_80 kernels (forward tiles 64 × 32, wide backward 64 × 64, one stage); "
+             "8.6, 8.9, 12.0: sm_80 kernels (forward tiles 64 × 32, backward in two kernels 64 × 16)"),
+            (("--set", "compute_dtype=bfloat16", "--set", "deterministic=true"),
+             "9.0: sm_90a kernels; 8.0, 8.6, 8.9, 10.0, 12.0: sm_80 kernels (forward tiles 128 × 32, backward in two kernels 128 × 64)"),
+            ((), "every GPU since 8.0: sm_80 kernels (forward tiles 128 × 32, backward in two kernels 128 × 16), "
+                 "not the sm_90a kernels: dtype: expected bfloat16 or float16, found float32"),
         ):
             with self.subTest(options=options):
                 members = dict(line.split(maxsplit=1)
                                for line in self.done("describe", "--size", "760m", *options).splitlines() if line.startswith("  "))
                 self.assertEqual(members["attention"], expected)
         described = self.done("describe", "--architecture", "decay", "--set", "compute_dtype=bfloat16")
-        self.assertIn("  decay                  9.0, 8.0, 10.0: vector gate kernels, not the chunk kernels: log_key_gate: expected one a token, "
-                      "found one a row", described)
+        self.assertIn("  decay                  9.0, 8.0, 10.0: vector gate kernels; 8.6, 8.9, 12.0: scan kernels\n", described)
         self.assertNotIn("  attention ", described)
+        described = self.done("describe", "--architecture", "delta")
+        self.assertIn("  delta                  every GPU since 8.0: scan kernels, not the delta chunk kernels: "
+                      "dtype: expected bfloat16 or float16, found float32\n", described)
+        described = self.done("describe", "--architecture", "mamba2", "--context", "1024", "--set", "compute_dtype=bfloat16")
+        self.assertIn("  mamba2                 9.0: chunk kernels (states kept for the backward); ", described)
 
     def test_of_describe_take_a_mixer_a_layer(self):
         mixers = '[{"name": "local", "window": 8}, {"name": "gated_delta", "state_size": 4}]'
         described = self.done("describe", "--set", f"mixer={mixers}", "--set", "qk_norm=none")
         for line in ("  window                 8", "  state_size             4", "  qk_norm                none",
-                     "  local                  every GPU since 8.0: sm_80 kernels", "  gated_delta            every GPU since 8.0: scan kernels"):
+                     "  local                  every GPU since 8.0: sm_80 kernels (", "  gated_delta            every GPU since 8.0: scan kernels"):
             self.assertIn(line, described)
         self.refused(2, "expected a member among", "describe", "--set", f"mixer={mixers}", "--set", "forget_gat=full")
 

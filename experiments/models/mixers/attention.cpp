@@ -1,5 +1,7 @@
 #include "experiments/models/mixers/attention.hpp"
 
+#include <ATen/Context.h>
+
 #include <cmath>
 #include <tuple>
 #include <vector>
@@ -85,10 +87,14 @@ std::string attention_on_hopper(const ModelConfig& model, int64_t context_length
     if (dtype_name(candidate) == model.compute_dtype) dtype = candidate;
   const Shape shape{1, context_length, context_length, model.heads, model.heads, model.head_dim(), model.head_dim()};
   const auto call = [&](int capability) {
-    return Call{.shape = shape, .dtype = dtype, .device = at::kCUDA, .compute_capability = capability};
+    return Call{.shape = shape,
+                .dtype = dtype,
+                .device = at::kCUDA,
+                .compute_capability = capability,
+                .deterministic = at::globalContext().deterministicAlgorithms()};
   };
   return on_every_gpu(
-      [&](int capability) { return implementation_name(attention_implementations(), call(capability)); });
+      [&](int capability) { return implementation_text(attention_implementations(), call(capability)); });
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "experiments/listed.hpp"
+#include "optimized/torch/implementations.hpp"
 
 namespace lethe {
 namespace {
@@ -26,13 +27,14 @@ torch::Tensor MixerLayer::operator()(const torch::Tensor& x, Rotations& rotation
   return y;
 }
 
-std::string on_every_gpu(const std::function<std::string(int capability)>& described) {
-  std::vector<std::pair<std::string, std::string>> groups;  // compute capabilities and their implementation's name
+std::string on_every_gpu(const std::function<ImplementationText(int capability)>& described) {
+  std::vector<std::pair<std::string, std::string>> groups;  // compute capabilities, and the implementation on them
   std::string reason;                                       // on 9.0
   for (const int capability : {90, 80, 86, 89, 100, 120}) {
-    const std::string here = described(capability), name = here.substr(0, here.find(", not the "));
+    const ImplementationText here = described(capability);
+    const std::string name = here.name + here.variant;
     const std::string dotted = std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-    if (capability == 90) reason = here.substr(name.size());
+    if (capability == 90) reason = here.passed_over;
     const auto group = std::ranges::find(groups, name, [](const auto& entry) { return entry.second; });
     if (group == groups.end()) groups.emplace_back(dotted, name);
     else group->first += ", " + dotted;

@@ -23,6 +23,7 @@
 namespace lethe {
 
 struct Architecture;
+struct ImplementationText;
 struct Mixer;
 struct ModelConfig;
 class Rotations;
@@ -164,7 +165,7 @@ struct Mixer {
 
   // Optional members.
   bool packs = false;  ///< whether packed sequences stay apart
-  /// The implementation on each GPU since compute capability 8.0: on_every_gpu of its names.
+  /// The implementation on each GPU since compute capability 8.0: on_every_gpu of its texts.
   std::function<std::string(const ModelConfig&, const std::any& options, int64_t context_length)> on_hopper =
       [](const ModelConfig&, const std::any&, int64_t) { return "portable: a few PyTorch calls a sequence"; };
   /// Rows of a head's state, 0 where the whole past is kept. A mixer with a state writes a StateTrace.
@@ -195,9 +196,8 @@ Mixer row_of() {
 
 /// "9.0: NAME; 8.0, 8.6, 8.9, 10.0, 12.0: OTHER", or "every GPU since 8.0: NAME" where all have the same.
 ///
-/// reads  described: the implementation on a compute capability, 90 = 9.0, as implementation_name() describes it; why others were passed over is kept
-///        of 9.0 alone
-std::string on_every_gpu(const std::function<std::string(int capability)>& described);
+/// reads  described: the implementation on a compute capability, 90 = 9.0; why others were passed over is kept of 9.0 alone
+std::string on_every_gpu(const std::function<ImplementationText(int capability)>& described);
 
 /// A row's function from one whose options have the type `Own`.
 template <class Own>

@@ -216,7 +216,7 @@ std::string recurrence_on_hopper(const ModelConfig& model, const MatrixStateForm
                     .device = at::kCUDA,
                     .compute_capability = capability,
                     .form = form};
-    return matrix_state_implementation_name(call);
+    return matrix_state_text(call);
   });
 }
 

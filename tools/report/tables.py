@@ -131,9 +131,9 @@ def numbers_table(claim):
 
 
 def trained_at(run):
-    """The commit of the checkout that a model was trained in; away from one, that of the program."""
-    if run["commit"] == "unknown" and "built" in run:
-        return f"{run['built'][:12]} (the program's)"
+    """The commit of the checkout that a model was trained in; away from one, that of the program, where it recorded one."""
+    if run["commit"] == "unknown":
+        return f"{run['built'][:12]} (the program's)" if "built" in run else "unknown (a tree without git)"
     return commit_words(run["commit"], run["dirty"])
 
 
@@ -233,9 +233,12 @@ HEAD_OF_THE_INDEX = """# Results
 Pages, figures and this list: by `tools/report.py` from the CSV and JSON files of these folders. Those, and logs, come from the commands
 that each page names.
 
-A row of a claim's table carries commit, machine and artefact. A point of a curve (`.points.csv`) has those of its variant and seed: in the
-table, and in `runs` of the JSON file beside it. A run away from a checkout has the commit that its program was built from; `unknown` is one whose program
-recorded none yet.
+A row of a claim's table carries commit, machine and artefact of the training whose weights were measured. A point of a curve (`.points.csv`) has those of
+its variant and seed: in the table, and in `runs` of the JSON file beside it. A training in a tree without git has the commit that its program was built
+from. `unknown`: the training ran in a tree without git, by a program that recorded no commit when it was built; `runs` has the SHA-256 of its weights.
+
+Each claim has a JSON file with its verdicts and the SHA-256 of its CSV files. A claim that trains nothing, as generation_cost, measures the machine that
+runs it: its rows name no artefact, and its JSON file no run.
 
 The raw numbers of scale gpu, losses of every sequence and logs, are in `raw/`. Those of quick are not: they stay in `artefacts/` of the checkout that ran it, and
 `lethe bundle --to mine.tar.xz` keeps them in a file that `lethe judge --from mine.tar.xz` reads.

@@ -204,7 +204,7 @@ class Pages(WithCheckout):
     def test_a_page_names_the_program_of_a_model_that_was_trained_away_from_a_checkout(self):
         path = self.checkout.machine / "ablations.json"
         run = {"label": "FoX (Pro)", "seed": 0, "artefact": "0" * 16, "dirty": None, "commit": "unknown"}
-        for built, expected in (({"built": "b" * 40}, f"models trained at {'b' * 12} (the program's);"), ({}, "models trained at unknown;")):
+        for built, expected in (({"built": "b" * 40}, f"models trained at {'b' * 12} (the program's);"), ({}, "models trained at unknown (a tree without git);")):
             path.write_text(json.dumps(CERTIFICATE | {"runs": [run | built]}))
             self.assertIn(expected, claim_page(load_machine(self.checkout.root, self.checkout.machine)[0]))
 

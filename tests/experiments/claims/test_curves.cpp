@@ -35,9 +35,10 @@ class HandMade {
     fill(*this);
   }
 
-  /// The accuracies of a row's models at all lengths. gap: copy − LM accuracy of a seed at a length, by repeat.
+  /// The accuracies of a row's models at all lengths. gap: copy − LM accuracy of a seed at a length, by repeat; lm: LM accuracy by repeat, 0.5 where
+  /// it is empty.
   void curve(const std::string& row, const std::function<std::vector<double>(uint64_t seed, int64_t length)>& gap,
-             const nlohmann::json& changes = nlohmann::json::object()) {
+             const nlohmann::json& changes = nlohmann::json::object(), const std::vector<double>& lm = {}) {
     nlohmann::json asked = settings_.at("curve");
     asked.update(changes);
     CurveSettings curve;
@@ -48,8 +49,10 @@ class HandMade {
     for (const Artefact& model : study.labelled(row))
       for (const int64_t length : curve.lengths()) {
         CurvePoint point{.length = length, .copy = {}, .lm = {}};
-        for (const double one : gap(model.run.training.seed, length))
-          point.copy.push_back(0.5 + one), point.lm.push_back(0.5);
+        for (const double one : gap(model.run.training.seed, length)) {
+          point.lm.push_back(lm.empty() ? 0.5 : lm.at(point.lm.size()));
+          point.copy.push_back(point.lm.back() + one);
+        }
         asked["length"] = length;
         write(model, "forgetting_curve", asked,
               {{Record{.batch = 1}}, points_of({.points = {point}, .not_measurable = {}}), {}});
@@ -309,10 +312,69 @@ TEST(ShortSight, LeavesALossThatRisesOpen) {
   EXPECT_EQ(loss(segment_recurrence(0.1)), Verdict::kTrendReproduced);
 }
 
+/// prefix_sources of a model that copies its own split and `train` as far as 128 tokens, if no other length is given.
+struct Sources {
+  double less = 0;                            ///< LM accuracy after random tokens, below that after language
+  int64_t own = 128, test = 128, random = 8;  ///< the last length that is copied
+};
+HandMade prefix_sources(const Sources& sources) {
+  return HandMade("prefix_sources", "quick", nlohmann::json::object(), [&sources](HandMade& claim) {
+    const auto copies_to = [](int64_t last) {
+      return [last](uint64_t, int64_t length) { return std::vector<double>(10, length <= last ? 0.4 : 0); };
+    };
+    std::vector<double> after_text, after_random;
+    for (int i = 0; i < 10; ++i) {
+      after_text.push_back(0.5 + 0.001 * i);
+      after_random.push_back(after_text.back() - sources.less);
+    }
+    claim.curve(kTransformer, copies_to(sources.own), nlohmann::json::object(), after_text);
+    for (const char* source : {"test", "train", "shuffled", "random"})
+      claim.curve(kTransformer, copies_to(sources.own), {{"irrelevant", source}},
+                  std::string(source) == "random" ? after_random : after_text);
+    for (const auto& [source, last] :
+         {std::pair("train", int64_t{128}), std::pair("test", sources.test), std::pair("random", sources.random)})
+      claim.curve(kTransformer, copies_to(last), {{"split", source}, {"irrelevant", "valid"}});
+  });
+}
+
+const char *kAnova = "LM accuracy doesn't depend", *kKruskal = "The same by Kruskal", *kTest = "Copies of test text";
+
+TEST(PrefixSources, AreAlikeWhereRandomTokensAreNot) {
+  const auto judged = prefix_sources({.less = 0.2}).judged();
+  for (const Comparison& comparison : judged)
+    EXPECT_EQ(comparison.verdict(), Verdict::kReproduced) << comparison.statement;
+  EXPECT_EQ(one_of(judged, kTest).control->measured, -4);
+}
+
+TEST(PrefixSources, AreOpenWhereRandomTokensAreAlikeToo) {
+  const auto judged = prefix_sources({.random = 64}).judged();
+  for (const char* begin : {kAnova, kKruskal}) {
+    EXPECT_EQ(one_of(judged, begin).measured, 1);
+    EXPECT_EQ(one_of(judged, begin).verdict(), Verdict::kInconclusive);
+    EXPECT_NE(one_of(judged, begin).open.find("it has no power here"), std::string::npos);
+  }
+  EXPECT_EQ(one_of(judged, kTest).verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(one_of(judged, kTest).control->measured, -1);
+  EXPECT_NE(one_of(judged, kTest).open, "");
+}
+
+TEST(PrefixSources, AreRefutedByOneThatIsNotCopied) {
+  const Comparison found = one_of(prefix_sources({.less = 0.2, .test = 0}).judged(), kTest);
+  EXPECT_EQ(found.measured, -5) << "no memory counts as half of the shortest length";
+  EXPECT_EQ(found.verdict(), Verdict::kRefuted);
+}
+
+TEST(PrefixSources, AreOpenOfAModelWithoutCoarseMemory) {
+  const Comparison found = one_of(prefix_sources({.less = 0.2, .own = 0, .test = 0, .random = 0}).judged(), kTest);
+  EXPECT_EQ(found.verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(found.open, "the model has no coarse memory of its own split");
+}
+
 TEST(FirstRuns, ThatChangedSettingsOrRulesAreNotedBesideEachVerdict) {
   const nlohmann::json words = {{"first_run", "in a first run"}, {"control_after_a_run", "in a first run"}};
   for (const auto& judged :
-       {architectures(0.4, words).judged(), small_model(kNoise).judged(), segment_recurrence(0.1).judged()})
+       {architectures(0.4, words).judged(), small_model(kNoise).judged(), segment_recurrence(0.1).judged(),
+        prefix_sources({}).judged()})
     for (const Comparison& comparison : judged)
       EXPECT_NE(comparison.note.find("a first run"), std::string::npos) << comparison.statement;
 }

@@ -1,5 +1,7 @@
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 
+#include <stdexcept>
+
 #include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/json_file.hpp"
@@ -60,6 +62,7 @@ Pruned pruned(const Study& study, const Artefact& model, std::optional<double> l
 }
 
 Comparison gates_opened(const Study& study, const std::vector<Artefact>& models, int64_t sequences) {
+  if (models.empty()) throw std::invalid_argument("gates: expected a model of that context, found none");
   Measurements opened(study.settings.value("confidence", kConfidence));
   for (const Artefact& model : models) {
     const auto tolerance = model.run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;

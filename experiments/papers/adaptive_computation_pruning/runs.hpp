@@ -38,6 +38,8 @@ LanguageModel untrained(const Artefact& model);
 
 /// "Training opens gates": of models that were trained with pruning, the share of blocks that is pruned before training less that after it, at least
 /// 0.05. What the gates prune says nothing about trained gates where this doesn't hold.
+///
+/// throws  std::invalid_argument where there is no model
 Comparison gates_opened(const Study& study, const std::vector<Artefact>& models, int64_t sequences);
 
 /// Marks statements on trained gates: out of reach with the reason settings["gates_out_of_reach"], where the scale gives one, else open where

@@ -1,4 +1,4 @@
-// The losses with and without pruning by positions: ACP Fig. 3 left.
+// The shares at each context, ACP Fig. 2 left, and the losses with and without pruning by positions, Fig. 3 left.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace lethe {
 namespace {
 
-/// The claim at the scale smoke; the losses of its models are replaced in the files of their measurements.
+/// The claim at the scale smoke; the losses and shares of its models are replaced in the files of their measurements.
 class Savings : public ClaimStudy {
  protected:
   Savings() : ClaimStudy("savings") {
@@ -44,7 +44,39 @@ class Savings : public ClaimStudy {
       }
     return one_of(experiment.measure(study).comparisons, "Pruning changes the loss at no position");
   }
+
+  /// The statements on shares, of models whose shares of the blocks are these at contexts of 64 and 128, and 0.97 before training.
+  std::array<Comparison, 2> of_shares(double at_64, double at_128) {
+    for (const Artefact& model : study.trained)
+      for (const auto& entry : std::filesystem::directory_iterator(model.folder / "measured")) {
+        nlohmann::json file = read_sealed(entry.path());
+        if (file.at("measure") != "pruned") continue;
+        const double after = model.run.training.context_length == 64 ? at_64 : at_128;
+        for (nlohmann::json& share : file.at("value").at("blocks"))
+          share = file.at("settings").contains("untrained") ? 0.97 : after;
+        write_sealed(entry.path(), file);
+      }
+    const auto found = experiment.measure(study).comparisons;
+    const std::string begin = "About 70 % of the attention's blocks are pruned at a context of ";
+    return {one_of(found, begin + "64"), one_of(found, begin + "128")};
+  }
 };
+
+TEST_F(Savings, AreRefutedByAShareOutsideOfTheRangeAtEachContext) {
+  const auto [below, above] = of_shares(0.55, 0.85);
+  EXPECT_EQ(below.verdict(), Verdict::kRefuted);
+  EXPECT_EQ(above.verdict(), Verdict::kRefuted) << "an untrained model's share is above it too";
+  EXPECT_FALSE(below.headline);
+  EXPECT_TRUE(above.headline);
+  for (const Comparison& within : of_shares(0.75, 0.65)) EXPECT_EQ(within.verdict(), Verdict::kReproduced);
+}
+
+TEST_F(Savings, JudgeEachShareByTheGatesOfItsOwnContext) {
+  const auto [closed, opened] = of_shares(0.95, 0.7);
+  EXPECT_EQ(closed.open, "its gates have not left those of an untrained model");
+  EXPECT_EQ(closed.verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(opened.verdict(), Verdict::kReproduced);
+}
 
 TEST_F(Savings, StateTheStretchOfPositionsThatDiffersMost) {
   EXPECT_NEAR(of_positions({0.5, 0, 0, 0}).measured, 0.5, 1e-9);

@@ -131,23 +131,42 @@ Gain gain(const std::map<int64_t, std::vector<double>>& speedups, int64_t length
 }
 Gain operator-(const Gain& a, const Gain& b) { return {a.value - b.value, std::hypot(a.band, b.band)}; }
 
+/// A statement on shares of the blocks, beside the same of the untrained models; open where a context has not run.
+Comparison of_shares(const Found& found, const std::string& statement, const std::vector<Measurements::Term>& terms,
+                     const Expectation& expectation, const char* source) {
+  Comparison comparison = found.shares.compare(statement, terms, expectation);
+  const Comparison before = found.untrained.compare("", terms, expectation);
+  comparison.control = Control{"untrained", before.measured, before.band};
+  comparison.unit = "share of the blocks";
+  comparison.source = source;
+  return comparison;
+}
+
+/// A share is never below zero: it has a range and no direction, which every share would have.
+Comparison share_at(const Study& study, const Found& found, int64_t length) {
+  const double share = paper_value(study, kWith, "pruned_share");
+  Comparison comparison =
+      of_shares(found, "About 70 % of the attention's blocks are pruned at a context of " + std::to_string(length),
+                {{at(length), 1}}, {.low = share - 0.1, .high = share + 0.1}, "ACP Fig. 2 left");
+  comparison.paper = share;
+  comparison.note = study.settings.value("share_after_a_run", "");
+  return comparison;
+}
+
+void keep_open_without_its_context(Comparison& comparison) {
+  if (!std::isnan(comparison.measured)) return;
+  comparison.out_of_reach.clear();
+  comparison.control.reset();
+  comparison.open = "one of its contexts has not run yet";
+}
+
 /// The statements on trained gates: on the longest context, and on the growth from the shortest to it.
 std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& found) {
   const auto lengths = study.settings.at("context_lengths").get<std::vector<int64_t>>();
   const int64_t shortest = lengths.front(), longest = lengths.back();
-  const double share = paper_value(study, kWith, "pruned_share");
   const double low = paper_value(study, "all", "training_step_gain_low");
   const double high = paper_value(study, "all", "training_step_gain_high");
   const std::string place = " at a context of " + std::to_string(longest);
-  const auto of_shares = [&](const std::string& statement, const std::vector<Measurements::Term>& terms,
-                             const Expectation& expectation, const char* source) {
-    Comparison comparison = found.shares.compare(statement, terms, expectation);
-    const Comparison before = found.untrained.compare("", terms, expectation);
-    comparison.control = Control{"untrained", before.measured, before.band};
-    comparison.unit = "share of the blocks";
-    comparison.source = source;
-    return comparison;
-  };
   const auto of_times = [&](const std::string& statement, const Gain& gain, const Expectation& expectation,
                             const char* source, bool headline) {
     return Comparison{.statement = statement,
@@ -162,10 +181,9 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
              early = gain(found.step_speedup, shortest, found.confidence),
              alone = gain(found.operator_speedup, longest, found.confidence);
   std::vector<Comparison> all = {
-      of_shares("About 70 % of the attention's blocks are pruned" + place, {{at(longest), 1}},
-                Expectation::between(share - 0.1, share + 0.1), "ACP Fig. 2 left"),
-      of_shares("A longer context is pruned more", {{at(longest), 1}, {at(shortest), -1}}, Expectation::positive(),
-                "ACP Section 4.2"),
+      share_at(study, found, longest),
+      of_shares(found, "A longer context is pruned more", {{at(longest), 1}, {at(shortest), -1}},
+                Expectation::positive(), "ACP Section 4.2"),
       of_times("A training step is 10 % to 35 % faster" + place, step, Expectation::between(low, high),
                "ACP Fig. 2 right", true),
       of_times("The training step gains more from a longer context", step - early, Expectation::positive(),
@@ -173,15 +191,9 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
       of_times("The operator alone gains more than the training step" + place, alone - step, Expectation::positive(),
                "ACP Section 4.2", true)};
   all.front().headline = true;
-  all.front().paper = share;
   if (lengths.size() < 2)
     for (const size_t growth : {1, 3}) all[growth].open = "this scale has one context length";
-  for (Comparison& comparison : all) {
-    if (!std::isnan(comparison.measured)) continue;
-    comparison.out_of_reach.clear();
-    comparison.control.reset();
-    comparison.open = "one of its contexts has not run yet";
-  }
+  for (Comparison& comparison : all) keep_open_without_its_context(comparison);
   Comparison equal =
       found.losses.compare("Training with pruning ends at the same loss as training without",
                            {{kWith, 1}, {kWithout, -1}}, Expectation::within(study.settings.at("no_effect_margin")));
@@ -203,8 +215,31 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
   everywhere.source = equal.source;
   everywhere.paper = 0;
   everywhere.open = equal.open;
-  everywhere.note = study.settings.value("positions_after_a_run", "");
+  everywhere.note = study.settings.value("written_after_a_run", "");
   all.push_back(everywhere);
+  return all;
+}
+
+std::vector<Artefact> with_pruning_at(const Study& study, int64_t length) {
+  std::vector<Artefact> models;
+  for (const Artefact& model : study.trained)
+    if (model.run.label == kWith && model.run.training.context_length == length) models.push_back(model);
+  return models;
+}
+
+/// The shares at the contexts before the longest, each judged by the gates of its own models.
+std::vector<Comparison> shares_before_the_longest(const Study& study, const Found& found, int64_t sequences) {
+  auto lengths = study.settings.at("context_lengths").get<std::vector<int64_t>>();
+  lengths.pop_back();
+  std::vector<Comparison> all;
+  for (const int64_t length : lengths) {
+    std::vector<Comparison> one{share_at(study, found, length)};
+    one.front().note = study.settings.value("written_after_a_run", "");
+    keep_open_without_its_context(one.front());
+    if (const auto models = with_pruning_at(study, length); !models.empty())
+      judge_by_gates(one, gates_opened(study, models, sequences), study.settings);
+    all.push_back(one.front());
+  }
   return all;
 }
 
@@ -347,14 +382,13 @@ Findings measure(const Study& study) {
     for (auto&& points : {training_curve(run, trained), loss_curve(run, evaluated)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());
   });
-  std::vector<Artefact> at_longest = study.labelled(kWith);
-  std::erase_if(at_longest, [&](const Artefact& model) { return model.run.training.context_length != longest; });
-  Comparison opened = gates_opened(study, at_longest, sequences);
+  Comparison opened = gates_opened(study, with_pruning_at(study, longest), sequences);
   opened.headline = true;
   findings.comparisons = comparisons_of_lengths(study, found);
   judge_by_gates(findings.comparisons, opened, study.settings);
   opened.out_of_reach = study.settings.value("gates_out_of_reach", "");
   findings.comparisons.push_back(opened);
+  std::ranges::copy(shares_before_the_longest(study, found, sequences), std::back_inserter(findings.comparisons));
   if (longest >= kShortestWithFalls)
     std::ranges::copy(falls_of_losses(found, longest), std::back_inserter(findings.comparisons));
   std::ranges::copy(shares_of_flops(study), std::back_inserter(findings.comparisons));

@@ -93,6 +93,37 @@ bool keep_open(std::vector<Comparison>& comparisons, const std::vector<Run>& not
   return others;
 }
 
+/// The findings by one training of each run. Where several made it, each with its own weights, a claim takes all of its numbers from the first that
+/// was asked for all of them.
+///
+/// throws  NotMeasured where none was
+Findings measure_one_training_of_each(Study& study) {
+  std::vector<std::vector<std::filesystem::path>> others;  // not tried yet, and the first at the end
+  for (const Artefact& artefact : study.trained) {
+    others.push_back(other_trainings(artefact.folder));
+    if (!others.back().empty()) others.back().push_back(artefact.folder);
+  }
+  const auto try_others = [&] {
+    bool has_other = false;
+    for (size_t a = 0; a < others.size(); ++a) {
+      if (others[a].empty() || std::ranges::count(study.absent, study.trained[a].folder) == 0) continue;
+      study.trained[a].folder = others[a].front();
+      others[a].erase(others[a].begin());
+      has_other = true;
+    }
+    study.absent.clear();
+    return has_other;
+  };
+  while (true) {
+    try {
+      Findings findings = study.experiment.measure(study);
+      if (!try_others()) return findings;
+    } catch (const NotMeasured&) {
+      if (!try_others()) throw;
+    }
+  }
+}
+
 Judged judge_one(const Experiment& experiment, const Context& context, const std::filesystem::path& models,
                  const Texts& texts) {
   Judged judged{experiment, {}, {}, {}};
@@ -119,7 +150,7 @@ Judged judge_one(const Experiment& experiment, const Context& context, const std
     } else {
       throw std::invalid_argument("it measures the machine that it runs on: lethe run " + experiment.claim);
     }
-    Findings findings = experiment.measure(study);
+    Findings findings = measure_one_training_of_each(study);
     if (!study.data.empty() && findings.records.empty())
       throw std::invalid_argument("expected measurements in " + settings["data"].get<std::string>() + ", found none");
     if (!keep_open(findings.comparisons, not_run))

@@ -32,7 +32,10 @@ nlohmann::json Study::measured(const Artefact& model, const Measure& measure, co
   const auto folder = model.folder / "measured";
   const auto file = folder / (sha256(key.dump()).substr(0, kHashDigits) + ".json");
   if (std::filesystem::exists(file)) return read_sealed(file).at("value");
-  if (!makes) throw NotMeasured();
+  if (!makes) {
+    absent.push_back(model.folder);
+    throw NotMeasured();
+  }
   nlohmann::json found = key;
   found["value"] = nlohmann::json::parse(compute(model_of(*this, model)).dump());
   found["device"] = model.run.training.device;

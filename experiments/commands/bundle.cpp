@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -58,6 +59,16 @@ void copy_without_weights(const StoredArtefact& stored, const fs::path& to) {
   write_sealed(to / "done.json", done);
 }
 
+/// The trainings below a folder of models: each run's, and then others of the same run.
+std::vector<fs::path> trainings_below(const fs::path& models) {
+  std::vector<fs::path> found;
+  for (const fs::path& folder : sorted_entries(models)) {
+    found.push_back(folder);
+    std::ranges::copy(other_trainings(folder), std::back_inserter(found));
+  }
+  return found;
+}
+
 void pack_bundle(const BundleOptions& options, const Place& place) {
   std::vector<fs::path> folders;
   for (const std::string& name : options.names) folders.push_back(find_artefact(place.models(), name).folder);
@@ -70,7 +81,10 @@ void pack_bundle(const BundleOptions& options, const Place& place) {
   bundle["format"] = kBundleFormat;
   for (const fs::path& folder : folders) {
     const StoredArtefact stored = whole_artefact(folder);
-    copy_without_weights(stored, scratch.path() / "models" / folder.filename());
+    const fs::path models = scratch.path() / "models";
+    copy_without_weights(stored, models / folder.filename());
+    for (const fs::path& other : other_trainings(folder))
+      copy_without_weights(whole_artefact(other), models / fs::relative(other, folder.parent_path()));
     bundle["runs"].push_back(
         {{"name", folder.filename().string()}, {"label", stored.run.label}, {"seed", stored.run.training.seed}});
   }
@@ -107,11 +121,28 @@ void check_artefact(const fs::path& folder, const fs::path& models) {
                                 "finish it or delete the folder");
 }
 
-/// Copies the files that our folder of that artefact lacks.
+/// Whether both folders have the weights of one training; a hash that neither or one has recorded tells nothing.
+bool have_the_same_weights(const fs::path& one, const fs::path& other) {
+  const auto hash = [](const fs::path& folder) {
+    return read_sealed(folder / "done.json").value("weights_sha256", "unknown");
+  };
+  const std::string of_one = hash(one), of_other = hash(other);
+  return of_one == of_other || of_one == "unknown" || of_other == "unknown";
+}
+
+/// The place of an imported training: a measurement of other weights isn't one of ours.
+fs::path place_of(const fs::path& folder, const fs::path& models) {
+  const fs::path name = folder.filename();
+  fs::path place = models / name;
+  for (int number = 1; is_finished(place) && !have_the_same_weights(folder, place); ++number)
+    place = models / name / "others" / std::to_string(number) / name;
+  return place;
+}
+
+/// Copies the files that our folder of that training lacks.
 ///
 /// returns  the number of its new measurements
-int64_t merge_artefact(const fs::path& folder, const fs::path& models) {
-  const fs::path ours = models / folder.filename();
+int64_t merge_artefact(const fs::path& folder, const fs::path& ours) {
   fs::create_directories(ours / "measured");
   const FileLock lock(ours / "lock");
   if (!is_finished(ours))
@@ -146,13 +177,14 @@ Imported import_bundles(const std::vector<std::string>& files, const fs::path& m
   }
   for (size_t number = 0; number < files.size(); ++number)  // all before the first copy
     naming_members(files[number], folder_of(number), [&] {
-      for (const fs::path& folder : sorted_entries(folder_of(number) / "models")) check_artefact(folder, models);
+      for (const fs::path& folder : trainings_below(folder_of(number) / "models")) check_artefact(folder, models);
     });
   Imported imported;
   for (size_t number = 0; number < files.size(); ++number)
-    for (const fs::path& folder : sorted_entries(folder_of(number) / "models")) {
-      imported.models += !is_finished(models / folder.filename());
-      imported.measurements += merge_artefact(folder, models);
+    for (const fs::path& folder : trainings_below(folder_of(number) / "models")) {
+      const fs::path place = place_of(folder, models);
+      imported.models += !is_finished(place);
+      imported.measurements += merge_artefact(folder, place);
     }
   return imported;
 }
@@ -165,7 +197,9 @@ void add_bundle(CLI::App& app, const Place& place) {
   command->footer(
       "A bundle has runs, logs, done.json and measurements with their certificates. Where it is imported, lethe run "
       "finds\n"
-      "the models as trained and reads what claims ask of them; nothing that is there is replaced.\n"
+      "the models as trained and reads what claims ask of them; nothing that is there is replaced. Another training of "
+      "a\n"
+      "run that is there is kept beside it, for lethe judge.\n"
       "Examples:\n"
       "  lethe bundle --to first.tar.xz\n"
       "  lethe bundle import first.tar.xz second.tar.xz");

@@ -45,6 +45,15 @@ void expect_name(const std::filesystem::path& folder, const std::string& name) {
 
 }  // namespace
 
+std::vector<std::filesystem::path> other_trainings(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> found;
+  for (int number = 1;; ++number) {
+    const auto other = folder / "others" / std::to_string(number) / folder.filename();
+    if (!std::filesystem::exists(other)) return found;
+    found.push_back(other);
+  }
+}
+
 StoredArtefact read_artefact(const std::filesystem::path& folder) {
   StoredArtefact stored{folder, {}, {}, {}, {}};
   const auto run_file = folder / "run.json", done_file = folder / "done.json";

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "experiments/training/training.hpp"
 
@@ -23,6 +24,9 @@ struct StoredArtefact {
 ///
 /// returns  a reason in `broken` in place of an exception, whatever the folder holds
 StoredArtefact read_artefact(const std::filesystem::path& folder);
+
+/// The folders of other trainings of the same run, folder/others/K/<name of the folder>, in the order of their import.
+std::vector<std::filesystem::path> other_trainings(const std::filesystem::path& folder);
 
 /// throws  std::invalid_argument where `run` is not the run of `identity`, naming the first member that differs
 ///

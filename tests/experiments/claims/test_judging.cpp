@@ -1,4 +1,4 @@
-// Claims judged by a part of their runs, and trained and measured in part.
+// Claims judged by a part of their runs, or by one of several trainings of a run, and trained and measured in part.
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "experiments/claims/judging.hpp"
+#include "experiments/claims/runs.hpp"
 #include "experiments/claims/seeds.hpp"
 #include "experiments/claims/settings.hpp"
+#include "experiments/data/sha256.hpp"
 #include "experiments/json_file.hpp"
 #include "tests/experiments/tiny.hpp"
 
@@ -69,6 +71,31 @@ Findings measure_and_tell(const Study& study) {
 
 std::vector<lethe::Run> only_absent(const nlohmann::json& settings, int64_t) { return {run_of("absent", 1, settings)}; }
 
+/// Asks its models for two measurements; a row's number is their sum.
+Findings measure_sums(const Study& study) {
+  Findings findings;
+  study.each([&](const Artefact& model) {
+    double sum = 0;
+    for (const char* name : {"one", "two"}) sum += study.measured(model, {name}, {}, {}).get<double>();
+    findings.records.push_back(record_of(study.experiment, model.run, 1, 32, "sum", "1", sum));
+    findings.comparisons.push_back(
+        headline({.statement = "sum", .expectation = Expectation::positive(), .measured = sum}));
+  });
+  return findings;
+}
+
+std::vector<lethe::Run> only_trained(const nlohmann::json& settings, int64_t) {
+  return {run_of("trained", 0, settings)};
+}
+
+void write_measured(const fs::path& folder, const std::string& name, double value) {
+  nlohmann::json file = {{"measure", name}, {"version", 1}, {"settings", nullptr}};
+  const std::string stem = sha256(file.dump()).substr(0, 16);
+  file["value"] = value;
+  fs::create_directories(folder / "measured");
+  write_sealed(folder / "measured" / (stem + ".json"), file);
+}
+
 class PartOfTheRuns : public TinyDatasetTest {
  protected:
   PartOfTheRuns() {
@@ -121,6 +148,47 @@ TEST_F(PartOfTheRuns, MeasuresNoClaimThatHasNoneOfThemAndWritesNone) {
                   context);
   EXPECT_EQ(measured, std::vector<std::string>{"one"});
   EXPECT_FALSE(fs::exists(context.results));
+}
+
+/// Of one run another training, elsewhere and with other weights.
+class TwoTrainings : public PartOfTheRuns {
+ protected:
+  TwoTrainings() {
+    first = trained(run_of("trained", 0, claim_settings(context.root, sums, "quick")), dataset, models).folder;
+    second = first / "others" / "1" / first.filename();
+    fs::create_directories(second);
+    for (const char* file : {"run.json", "log.jsonl"}) fs::copy_file(first / file, second / file);
+    nlohmann::json done = read_sealed(first / "done.json");
+    done["commit"] = "c0ffee";
+    done["weights_sha256"] = "other";
+    write_sealed(second / "done.json", done);
+  }
+
+  const Experiment sums = claim("sums", only_trained, measure_sums);
+  fs::path first, second;
+};
+
+TEST_F(TwoTrainings, GiveNumbersAndCommitOfTheOneThatWasAskedForAll) {
+  write_measured(first, "one", 1);
+  write_measured(second, "one", 10);
+  write_measured(second, "two", 20);
+  const Judged found = judged(sums);
+  ASSERT_EQ(found.lacks, "");
+  EXPECT_EQ(found.comparisons.front().measured, 30);
+  const nlohmann::json of_run = read_json(context.results / "sums.json").at("runs").at(0);
+  EXPECT_EQ(of_run.at("commit"), "c0ffee");
+  EXPECT_EQ(of_run.at("weights_sha256"), "other");
+  const Record record = read_records(context.results / "sums.csv").front();
+  EXPECT_EQ(record.commit, "c0ffee");
+  EXPECT_EQ(record.artefact, first.filename());
+}
+
+TEST_F(TwoTrainings, AreNotMixedWhereNeitherWasAskedForAll) {
+  write_measured(first, "one", 1);
+  write_measured(second, "two", 20);
+  EXPECT_EQ(judged(sums).lacks, "a measurement that it asks for is absent");
+  write_measured(first, "two", 2);
+  EXPECT_EQ(judged(sums).comparisons.front().measured, 3) << "the first of those that were";
 }
 
 }  // namespace

@@ -14,6 +14,8 @@ import unittest
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(SOURCE / "tools"))
+from sealed_json import sealed  # noqa: E402
 CLAIM = ("savings", "--scale", "smoke")  # three runs
 CONTINUES = 75
 
@@ -255,6 +257,23 @@ class Bundles(Machines):
         cut = self.folder / "cut.tar.xz"
         cut.write_bytes(Path(self.files[0]).read_bytes()[:-100])
         self.refused(table.call("bundle", "import", str(cut)), 1, "cut.tar.xz: expected a tar.xz archive")
+
+    def test_keep_another_training_of_a_run_beside_it(self):
+        folder, table, third = self.unpacked(), self.machine("table"), self.machine("third")
+        done = next((folder / "models").glob("*/done.json"))
+        members = json.loads(done.read_text()) | {"weights_sha256": "0" * 64}
+        del members["sha256"]
+        done.write_text(sealed(members))
+        again, name = self.repacked(folder), done.parent.name
+        for machine, files in ((table, (self.files[0], again)), (third, (str(self.folder / "both.tar.xz"),))):
+            machine.done("bundle", "import", *files)
+            ours, other = machine.models / name, machine.models / name / "others/1" / name
+            self.assertNotEqual(json.loads((ours / "done.json").read_text())["weights_sha256"], "0" * 64)
+            self.assertEqual(json.loads((other / "done.json").read_text())["weights_sha256"], "0" * 64)
+            self.assertEqual({path.name for path in other.glob("measured/*")}, {path.name for path in ours.glob("measured/*")})
+            self.assertEqual(len(list(machine.models.rglob("done.json"))), 3)
+            self.assertIn("imported 0 models and 0 measurements", machine.done("bundle", "import", *files))
+            machine.done("bundle", "--to", str(self.folder / "both.tar.xz"))
 
     def test_of_nothing_are_refused(self):
         self.refused(self.machine("empty").call("bundle"), 2, "bundle: expected a trained model")

@@ -77,8 +77,8 @@ struct Study {
   ///
   /// reads    compute: the measurement of the model in evaluation mode on the device of its training
   /// returns  what compute returned, after a round trip through JSON: a number that is not finite is null
-  /// throws   NotMeasured where the file is absent and the study computes none, after it has added the model to `absent`; std::invalid_argument, std::runtime_error naming a damaged
-  ///          file, or the model where its weights are absent too
+  /// throws   NotMeasured where the file is absent and the study computes none, after it has added the model to `absent`; std::invalid_argument,
+  ///          std::runtime_error naming a damaged file, or the model where its weights are absent too
   nlohmann::json measured(const Artefact& model, const Measure& measure, const nlohmann::json& settings,
                           const std::function<nlohmann::json(LanguageModel& model)>& compute) const;
 

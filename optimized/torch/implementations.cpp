@@ -122,7 +122,7 @@ std::vector<MatrixStateImplementation> matrix_state_rows() {
   return rows;
 }
 
-Shape shape_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+Shape shape_of_call(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   return {query.size(0), query.size(1), key.size(1), key.size(2), query.size(2), query.size(3), value.size(3)};
 }
 
@@ -139,13 +139,13 @@ MatrixStateForm form_of(const MatrixStateInputs& in) {
 }  // namespace
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  return {.shape = shape_of(query, key, value),
+  return {.shape = shape_of_call(query, key, value),
           .dtype = dtype_of(query.scalar_type()),
           .device = query.device().type(),
           .compute_capability = capability_of(query)};
 }
 
-Call call_of(const MatrixStateInputs& in) { return call_of(in, shape_of(in.query, in.key, in.value)); }
+Call call_of(const MatrixStateInputs& in) { return call_of(in, shape_of_call(in.query, in.key, in.value)); }
 
 Call call_of(const MatrixStateInputs& in, const Shape& shape) {
   return {.shape = shape,

@@ -35,12 +35,10 @@ std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
   return "";
 }
 
-constexpr int64_t kShortest = 16;  // tokens: below it one at a time is faster, and exact in float32
-
 std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, int64_t widest, int capability) {
   constexpr int64_t kHeads = INT_MAX / 16;
   if (capability < 80) return "device: expected compute capability 8.0 or above, found " + dotted(capability);
-  const int64_t columns = shape.value_dim + (form.normalize ? 2 : 0);
+  const int64_t columns = shape.value_dim + (form.normalize ? kColumnsOfNormalizer : 0);
   if (shape.key_dim > widest || columns > widest) {
     const std::string most = std::to_string(widest);
     return "state: expected at most " + most + " rows and columns, found " + std::to_string(shape.key_dim) + " x " +
@@ -54,7 +52,7 @@ std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, in
 // What no kernel by chunks runs.
 std::string unsupported_in_chunks(const Shape& shape, Dtype dtype) {
   if (const std::string reason = expected_16_bits(dtype); !reason.empty()) return reason;
-  if (shape.key_length < kShortest)
+  if (shape.key_length < kShortestInChunks)
     return "length: expected at least 16 tokens, found " + std::to_string(shape.key_length);
   return "";
 }
@@ -194,12 +192,13 @@ StatePieces state_pieces(const Shape& shape, const MatrixStateForm& form, Dtype 
       ++family;
     return family;
   };
+  const bool splits_rows = !form.delta && !form.normalize;
   StatePieces found;
   size_t family = family_of(shape.key_dim, shape.value_dim);
-  // A small state tells whether sizes alone are against a better family.
-  if (family < kByTokens || family_of(1, 1) >= family) return found;
+  // The smallest piece tells whether any is of a better family.
+  if (family < kByTokens || family_of(splits_rows ? 1 : shape.key_dim, 1) >= family) return found;
   for (int64_t count = 2; count <= kMostPieces; ++count)
-    for (int64_t rows = 1; rows <= (form.delta || form.normalize ? 1 : count); ++rows) {
+    for (int64_t rows = 1; rows <= (splits_rows ? count : 1); ++rows) {
       if (count % rows != 0) continue;
       const StatePieces pieces{rows, count / rows};
       const size_t of_pieces =

@@ -110,9 +110,10 @@ def main():
     resources, threads = [], {}
     for library in arguments.libraries:
         dumps = [subprocess.run([cuobjdump, option, library], capture_output=True, text=True) for option in ("--dump-resource-usage", "--dump-ptx")]
-        if dumps[0].returncode:
-            print(f"{cuobjdump}: expected machine code, found {dumps[0].stderr.strip()}")
-            return 1
+        for dump, wanted in zip(dumps, ("machine code", "PTX")):
+            if dump.returncode:
+                print(f"{cuobjdump}: expected {wanted} of {library}, found {dump.stderr.strip()}")
+                return 1
         resources += resources_of(dumps[0].stdout)
         threads |= threads_of(dumps[1].stdout)
     for architecture, name, used in resources:

@@ -49,8 +49,9 @@ namespace lethe {
 ///          With a gate a token, no normalize and 65 to 128 columns, compute capability 9.0 adds up dq and dk of two parts of 16 bits. Other GPUs
 ///          round z to 16 bits for a product, too: there dq of values of mean 3 is off by 4 % with a gate (float16 0.5 %) and 67 % without (8 %), and
 ///          over 65536 tokens of open gates d log f under normalize by 21 % in float16.
-///          Larger states run in pieces (optimized/README.md): values of pieces of rows, and gradients of q, k, key gates and β of pieces of columns,
-///          are rounded to their dtype and then added. All else runs token by token in float32 up to 128 × 128 a piece, and what has no such
+///          Larger states run in pieces (optimized/README.md), each of which saves what a call of its size does: values and gradients of v, value gates
+///          and gates a token of pieces of rows, and gradients of q, k, key gates and β of pieces of columns, are rounded to their dtype and then
+///          added. All else runs token by token in float32 up to 128 × 128 a piece, and what has no such
 ///          pieces in float64. Equal calls give equal bits, whatever the batch, and no
 ///          output depends on a later token; a gradient may in one way: with saved states and a gate a token, a token that is NaN or whose products
 ///          are infinite may leave those up to 63 before it, not beyond a gate of 0, gradients that are NaN

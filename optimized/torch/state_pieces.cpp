@@ -1,12 +1,17 @@
 #include "optimized/torch/state_pieces.hpp"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/split_with_sizes.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "optimized/torch/dtype.hpp"
 #include "optimized/torch/implementations.hpp"
 
 namespace lethe {
@@ -15,7 +20,7 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-constexpr int64_t kSmall = 64;  // rows and columns that the kernels of every GPU have
+constexpr int64_t kSmall = 64;  // no state is split to whose rows and columns, those of a normaliser among them
 
 std::vector<int64_t> sizes_of(int64_t size, int64_t pieces) {
   if (pieces == 1) return {size};
@@ -35,6 +40,26 @@ std::vector<OptionalTensor> split(const OptionalTensor& tensor, const std::vecto
   return {pieces.begin(), pieces.end()};
 }
 
+bool is_autocast(const Tensor& tensor) {
+  return (tensor.is_cpu() || tensor.is_cuda()) && at::autocast::is_autocast_enabled(tensor.device().type());
+}
+
+// The pieces of calls of as many tokens as chunks have, and of fewer. They are looked for once: a token's step takes less time than the search.
+const std::pair<StatePieces, StatePieces>& known_pieces(Call call) {
+  const auto pieces_at = [&](int64_t length) {
+    call.shape.query_length = call.shape.key_length = length;
+    return state_pieces(call.shape, call.form, call.dtype, call.compute_capability);
+  };
+  const MatrixStateForm& form = call.form;
+  using Key = std::tuple<int64_t, int64_t, Dtype, int, MatrixStateForm::Gate, bool, bool, bool>;
+  thread_local std::map<Key, std::pair<StatePieces, StatePieces>> known;
+  const Key key{call.shape.key_dim, call.shape.value_dim, call.dtype, call.compute_capability,
+                form.key_gate,      form.value_gate,      form.delta, form.normalize};
+  const auto [entry, is_new] = known.try_emplace(key);
+  if (is_new) entry->second = {pieces_at(kShortestInChunks), pieces_at(kShortestInChunks - 1)};
+  return entry->second;
+}
+
 Tensor joined(const std::vector<Tensor>& pieces, int64_t dim) {
   return pieces.size() == 1 ? pieces.front() : at::cat(pieces, dim);
 }
@@ -45,15 +70,32 @@ StatePieces pieces_of(const MatrixStateInputs& in) {
   if (!in.query.is_cuda() || in.query.dim() != 4 || in.value.dim() != 4) return {};
   const int64_t rows = in.query.sym_size(3).guard_int(__FILE__, __LINE__),
                 columns = in.value.sym_size(3).guard_int(__FILE__, __LINE__);
-  if (std::max(rows, columns) <= kSmall) return {};
-  constexpr int64_t kChunk = 64;
-  const int64_t length = in.query.sym_size(1).sym_ge(16).guard_bool(__FILE__, __LINE__) ? kChunk : 1;
-  const Call call = call_of(in, {1, length, length, 1, 1, rows, columns});
-  return state_pieces(call.shape, call.form, call.dtype, call.compute_capability);
+  if (std::max(rows, columns + (in.normalize ? kColumnsOfNormalizer : 0)) <= kSmall) return {};
+  Call call = call_of(in, {1, 1, 1, 1, 1, rows, columns});
+  if (is_autocast(in.query) && call.dtype != Dtype::kFloat64)
+    call.dtype = dtype_of(at::autocast::get_autocast_dtype(in.query.device().type()));
+  const auto& [of_chunks, of_tokens] = known_pieces(call);
+  if (of_chunks == of_tokens) return of_chunks;
+  return in.query.sym_size(1).sym_ge(kShortestInChunks).guard_bool(__FILE__, __LINE__) ? of_chunks : of_tokens;
 }
 
 std::tuple<Tensor, Tensor> in_pieces(const StatePieces& pieces, const MatrixStateInputs& in,
                                      const std::function<std::tuple<Tensor, Tensor>(const MatrixStateInputs&)>& run) {
+  if (is_autocast(in.query)) {  // as the internal operator's rule casts them, before the shapes and dtypes are checked
+    const c10::DeviceType device = in.query.device().type();
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    const auto narrow = [&](const Tensor& x) {
+      return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x, device);
+    };
+    const auto wide = [&](const OptionalTensor& x) {
+      return x ? OptionalTensor(at::autocast::cached_cast(at::kFloat, *x, device)) : x;
+    };
+    const Tensor query = narrow(in.query), key = narrow(in.key), value = narrow(in.value);
+    const OptionalTensor key_gate = wide(in.log_key_gate), value_gate = wide(in.log_value_gate), beta = wide(in.beta),
+                         state = wide(in.state);
+    return in_pieces(pieces, {query, key, value, key_gate, value_gate, beta, state, in.scale, in.normalize}, run);
+  }
   check_arguments(in);
   TORCH_CHECK(pieces.rows == 1 || (!in.beta && !in.normalize), "pieces: expected one of rows, found ", pieces.rows);
   const int64_t rows = in.query.sym_size(3).guard_int(__FILE__, __LINE__),

@@ -1,6 +1,7 @@
 // A call in pieces of its rows and columns is the whole call: values, last state and every gradient.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
@@ -47,6 +48,7 @@ TEST(StatePieces, AreTheFewestThatChunksCover) {
   EXPECT_EQ(pieces_at(80, kKeyGate, 128, 128), "2 x 2");
   EXPECT_EQ(pieces_at(89, kTokenGate, 128, 64), "2 x 1");
   EXPECT_EQ(pieces_at(89, kDelta, 64, 128), "1 x 2");
+  EXPECT_EQ(pieces_at(89, kNormalized, 64, 64), "1 x 2");  // the normaliser is two columns
 }
 
 TEST(StatePieces, AreThoseOfTheTokensKernelWhereNoChunkIsCovered) {
@@ -181,6 +183,23 @@ TEST(StatePieces, AreRunWithTheirSizes) {
       EXPECT_EQ(sizes, (std::vector<std::string>{"24 x 16", "24 x 6", "17 x 16", "17 x 6"}));
     }
   });
+}
+
+TEST(StatePieces, TakeTheDtypesThatAutocastCasts) {
+  const Tensor query = at::rand({1, 20, 2, 40}), value = at::rand({1, 20, 2, 24}).to(at::kHalf);
+  const OptionalTensor none, gate = at::rand({1, 20, 2, 40}).log().to(at::kBFloat16);
+  const MatrixStateInputs in{query, query, value, gate, none, none, none, 1, false};
+  EXPECT_THROW(in_pieces({2, 3}, in, whole), c10::Error) << "without autocast the dtypes must be those of the operator";
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const auto [expected, expected_state] = whole(in);
+  const auto [values, state] = in_pieces({2, 3}, in, whole);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(values.scalar_type(), at::kBFloat16);
+  EXPECT_LT((values - expected).to(at::kDouble).norm().item<double>(),
+            5e-3 * expected.to(at::kDouble).norm().item<double>());
+  EXPECT_TRUE(state.allclose(expected_state, 1e-5));
 }
 
 TEST(StatePieces, MayHaveNoColumns) {

@@ -124,9 +124,9 @@ TEST_F(Recall, RefutesARowThatRecallsLessThanAGuess) {
   const auto found = judged(scores);
   EXPECT_EQ(one_of(found, "FoX recalls more than a guess").verdict(), Verdict::kRefuted);
   EXPECT_EQ(one_of(found, "FoX recalls the last").verdict(), Verdict::kInconclusive);
-  EXPECT_EQ(one_of(found, "HGRN2, two layers, recalls more").verdict(), Verdict::kReproduced);
+  EXPECT_EQ(one_of(found, "HGRN2 of two layers recalls more").verdict(), Verdict::kReproduced);
   scores["hgrn2"].first = kGuess - 0.01;
-  EXPECT_EQ(one_of(judged(scores), "HGRN2, two layers, recalls more").verdict(), Verdict::kRefuted);
+  EXPECT_EQ(one_of(judged(scores), "HGRN2 of two layers recalls more").verdict(), Verdict::kRefuted);
 }
 
 TEST_F(Recall, RefutesTheClaimWhereAControlKnowsMoreThanAGuess) {

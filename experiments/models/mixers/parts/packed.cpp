@@ -7,15 +7,13 @@ namespace lethe {
 using torch::Tensor;
 
 Packed::Packed(const Tensor& cu_seqlens, int64_t tokens, int64_t longest) : cu_seqlens(cu_seqlens), longest(longest) {
-  const Tensor all = torch::arange(tokens, cu_seqlens.options());
+  token_ = torch::arange(tokens, cu_seqlens.options());
   // The last sequence that begins at or before each token: empty ones have the same start.
-  sequence_ = torch::bucketize(all, cu_seqlens, /*out_int32=*/false, /*right=*/true) - 1;
-  position = all - cu_seqlens.index_select(0, sequence_);
+  sequences_ = torch::bucketize(token_, cu_seqlens, /*out_int32=*/false, /*right=*/true);
+  position = token_ - cu_seqlens.index_select(0, sequences_ - 1);
 }
 
-Tensor Packed::place(int64_t rows) const {
-  return torch::arange(sequence_.size(0), sequence_.options()) + (sequence_ + 1) * rows;
-}
+Tensor Packed::place(int64_t rows) const { return torch::add(token_, sequences_, rows); }
 
 Tensor Packed::spaced(const Tensor& x, int64_t rows) const {
   std::vector<int64_t> sizes = x.sizes().vec();

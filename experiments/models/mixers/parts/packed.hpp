@@ -26,7 +26,7 @@ struct Packed {
  private:
   torch::Tensor place(int64_t rows) const;  // [T] int64, of each token of a spaced row
 
-  torch::Tensor sequence_;  // [T] int64, of each token
+  torch::Tensor token_, sequences_;  // [T] int64: each token's number, and that of the sequences up to it
 };
 
 }  // namespace lethe

@@ -208,10 +208,11 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
   all.push_back(equal);
   std::vector<Comparison> stretches;
   for (const Measurements& losses : found.of_positions)
-    stretches.push_back(losses.compare("Pruning changes the loss at no position, of four stretches the one that differs most",
-                                       {{kWith, 1}, {kWithout, -1}}, equal.expectation));
-  Comparison everywhere = *std::ranges::max_element(
-      stretches, {}, [](const Comparison& one) { return std::abs(one.measured) + one.band; });
+    stretches.push_back(
+        losses.compare("Pruning changes the loss at no position, of four stretches the one that differs most",
+                       {{kWith, 1}, {kWithout, -1}}, equal.expectation));
+  Comparison everywhere =
+      *std::ranges::max_element(stretches, {}, [](const Comparison& one) { return std::abs(one.measured) + one.band; });
   everywhere.source = equal.source;
   everywhere.paper = 0;
   everywhere.open = equal.open;
@@ -382,12 +383,14 @@ Findings measure(const Study& study) {
     for (auto&& points : {training_curve(run, trained), loss_curve(run, evaluated)})
       findings.points.insert(findings.points.end(), points.begin(), points.end());
   });
-  Comparison opened = gates_opened(study, with_pruning_at(study, longest), sequences);
-  opened.headline = true;
   findings.comparisons = comparisons_of_lengths(study, found);
-  judge_by_gates(findings.comparisons, opened, study.settings);
-  opened.out_of_reach = study.settings.value("gates_out_of_reach", "");
-  findings.comparisons.push_back(opened);
+  if (const auto models = with_pruning_at(study, longest); !models.empty()) {
+    Comparison opened = gates_opened(study, models, sequences);
+    opened.headline = true;
+    judge_by_gates(findings.comparisons, opened, study.settings);
+    opened.out_of_reach = study.settings.value("gates_out_of_reach", "");
+    findings.comparisons.push_back(opened);
+  }
   std::ranges::copy(shares_before_the_longest(study, found, sequences), std::back_inserter(findings.comparisons));
   if (longest >= kShortestWithFalls)
     std::ranges::copy(falls_of_losses(found, longest), std::back_inserter(findings.comparisons));

@@ -11,7 +11,7 @@ namespace {
 const std::string kUntrained = "Untrained";
 const std::vector<std::string> kRecurrent = {"Decay", "Gated",    "Delta",          "Gated delta", "Mamba-2",
                                              "HGRN2", "DeltaNet", "Gated DeltaNet", "GLA",         "RetNet"};
-const std::vector<std::string> kHybrids = {"Samba", "Mamba-2 + FoX"};  // whose window, if any, spans the training length
+const std::vector<std::string> kHybrids = {"Samba", "Mamba-2 + FoX"};
 
 // The lengths that the statements read.
 struct Lengths {

@@ -23,7 +23,7 @@ constexpr const char *kSoftmax = "Softmax attention", *kNoPositions = "Softmax a
 std::string linear_of(int64_t state) { return "Linear attention with state " + std::to_string(state); }
 std::string gated_of(int64_t state) { return "Gated linear attention with state " + std::to_string(state); }
 std::string delta_of(int64_t state) { return "DeltaNet with state " + std::to_string(state); }
-std::string published(const std::string& row) { return row + ", two layers"; }
+std::string published(const std::string& row) { return row + " of two layers"; }
 
 /// The names of published recurrent models that are trained on the task, as recurrent_row has them.
 std::vector<std::string> task_rows(const Study& study) {
@@ -206,7 +206,7 @@ std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores)
   add(scores.updated, "FoX recalls the last of two values more often than a linear state", kFox, linear_of(large), tens,
       true);
   for (const std::string& row : task_rows(study))
-    add(scores.recall, published(row) + ", recalls more than a guess", published(row), kBlind, tens, false);
+    add(scores.recall, published(row) + " recalls more than a guess", published(row), kBlind, tens, false);
   for (const auto& [statement, row] : {std::pair("Control: a model that sees one token alone guesses", kBlind),
                                        std::pair("Control: an untrained model guesses", kFresh)}) {
     Comparison control = scores.recall.compare(statement, {{row, 1}}, {.low = chance - 0.03, .high = chance + 0.03});

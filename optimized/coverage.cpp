@@ -38,7 +38,7 @@ std::string unsupported_size(const Shape& shape, int64_t tiles_a_block) {
 std::string unsupported_size(const Shape& shape, const MatrixStateForm& form, int64_t widest, int capability) {
   constexpr int64_t kHeads = INT_MAX / 16;
   if (capability < 80) return "device: expected compute capability 8.0 or above, found " + dotted(capability);
-  const int64_t columns = shape.value_dim + (form.normalize ? kColumnsOfNormalizer : 0);
+  const int64_t columns = shape.value_dim + (form.normalize ? 2 : 0);
   if (shape.key_dim > widest || columns > widest) {
     const std::string most = std::to_string(widest);
     return "state: expected at most " + most + " rows and columns, found " + std::to_string(shape.key_dim) + " x " +

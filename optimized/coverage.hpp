@@ -92,9 +92,6 @@ inline constexpr MatrixStateCoverage kMatrixStateCoverage[] = {kChunkCoverage, k
 /// Tokens of a call that chunks cover, at least: fewer are faster one at a time, and exact in float32.
 inline constexpr int64_t kShortestInChunks = 16;
 
-/// The columns that a normaliser counts as in `unsupported` of a family.
-inline constexpr int64_t kColumnsOfNormalizer = 2;
-
 /// In how many pieces of its rows and of its columns a state is computed.
 struct StatePieces {
   int64_t rows = 1, columns = 1;

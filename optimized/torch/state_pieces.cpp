@@ -20,8 +20,6 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-constexpr int64_t kSmall = 64;  // no state is split to whose rows and columns, those of a normaliser among them
-
 std::vector<int64_t> sizes_of(int64_t size, int64_t pieces) {
   if (pieces == 1) return {size};
   std::vector<int64_t> sizes;
@@ -70,7 +68,6 @@ StatePieces pieces_of(const MatrixStateInputs& in) {
   if (!in.query.is_cuda() || in.query.dim() != 4 || in.value.dim() != 4) return {};
   const int64_t rows = in.query.sym_size(3).guard_int(__FILE__, __LINE__),
                 columns = in.value.sym_size(3).guard_int(__FILE__, __LINE__);
-  if (std::max(rows, columns + (in.normalize ? kColumnsOfNormalizer : 0)) <= kSmall) return {};
   Call call = call_of(in, {1, 1, 1, 1, 1, rows, columns});
   if (is_autocast(in.query) && call.dtype != Dtype::kFloat64)
     call.dtype = dtype_of(at::autocast::get_autocast_dtype(in.query.device().type()));

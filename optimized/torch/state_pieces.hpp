@@ -9,8 +9,7 @@
 
 namespace lethe {
 
-/// The pieces (coverage.hpp) in which a call runs on its tensors' device, under autocast in autocast's dtype: one on other devices than GPUs, and to
-/// 64 rows and columns, of which a normaliser is two.
+/// The pieces (coverage.hpp) in which a call runs on its tensors' device, under autocast in autocast's dtype: one on other devices than GPUs.
 ///
 /// cost  reads sizes alone. Of symbolic ones K, V, and where pieces depend on it whether T ≥ 16, become constants
 StatePieces pieces_of(const MatrixStateInputs& inputs);

@@ -6,13 +6,14 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "optimized/coverage.hpp"
 #include "optimized/gate.hpp"
 #include "reference/problem.hpp"
 
 namespace lethe::ampere {
 
 /// The largest number of bytes of shared memory that a CTA of compute capability 8.6, 8.9 or 12.0 can have.
-inline constexpr int kSmallSharedBytes = 99 * 1024;
+inline constexpr int kSmallSharedBytes = 1024 * shared_kilobytes(86);
 
 /// Sizes of the forward at a head dim of up to kHeadDim. A row in shared memory has the bytes of kPitch 16-bit elements.
 template <int kHeadDim>

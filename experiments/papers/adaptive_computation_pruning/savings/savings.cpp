@@ -222,9 +222,8 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
 }
 
 std::vector<Artefact> with_pruning_at(const Study& study, int64_t length) {
-  std::vector<Artefact> models;
-  for (const Artefact& model : study.trained)
-    if (model.run.label == kWith && model.run.training.context_length == length) models.push_back(model);
+  std::vector<Artefact> models = study.labelled(kWith);
+  std::erase_if(models, [&](const Artefact& model) { return model.run.training.context_length != length; });
   return models;
 }
 

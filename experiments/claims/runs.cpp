@@ -39,6 +39,14 @@ int64_t seeds_of(const nlohmann::json& settings, const std::string& row, int64_t
   return seeds.contains(key) ? whole_number(seeds, key) : otherwise;
 }
 
+std::string row_at(const std::string& row, int64_t context) { return row + " at " + std::to_string(context); }
+
+int64_t seeds_at(const nlohmann::json& settings, const std::string& row, int64_t context, int64_t otherwise) {
+  const auto seeds = settings.value("row_seeds", nlohmann::json::object());
+  const std::string key = row_at(row, context);
+  return seeds.contains(key) ? whole_number(seeds, key) : otherwise;
+}
+
 Record record_of(const Experiment& experiment, const Run& run, int64_t batch, int64_t length, const std::string& metric,
                  const std::string& unit, double value) {
   return {.experiment = experiment.paper,

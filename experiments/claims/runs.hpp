@@ -29,6 +29,12 @@ std::vector<Run> runs_of(const Row& row, const nlohmann::json& settings, int64_t
 /// The seeds of a row: settings["row_seeds"][row], else settings["row_seeds"]["others"], else `otherwise`. With 0 the scale doesn't train the row.
 int64_t seeds_of(const nlohmann::json& settings, const std::string& row, int64_t otherwise);
 
+/// "row at T": a row by its training context.
+std::string row_at(const std::string& row, int64_t context);
+
+/// The seeds of a row at a training context: settings["row_seeds"][row_at(row, context)], else `otherwise`.
+int64_t seeds_at(const nlohmann::json& settings, const std::string& row, int64_t context, int64_t otherwise);
+
 /// A record of a run with its key columns filled: batch and length of the measurement, heads and dimensions of the model.
 Record record_of(const Experiment& experiment, const Run& run, int64_t batch, int64_t length, const std::string& metric,
                  const std::string& unit, double value);

@@ -4,9 +4,11 @@
 
 #include <array>
 #include <filesystem>
+#include <map>
 #include <string>
 
 #include "experiments/claims/record_files.hpp"
+#include "experiments/claims/runs.hpp"
 #include "experiments/json_file.hpp"
 #include "tests/experiments/claims/claim_study.hpp"
 #include "tests/experiments/claims/statements.hpp"
@@ -83,6 +85,16 @@ TEST_F(Savings, StateTheStretchOfPositionsThatDiffersMost) {
   EXPECT_NEAR(of_positions({0.1, 0.4, 0.2, 0}).measured, 0.4, 1e-9);
   EXPECT_NEAR(of_positions({0.3, 0, -0.5, 0}).measured, -0.5, 1e-9);
   EXPECT_NEAR(of_positions({0, 0, 0.1, 0.2}).measured, 0.2, 1e-9);
+}
+
+TEST_F(Savings, TrainMoreSeedsAtTheContextsThatAskForThem) {
+  settings["row_seeds"] = {
+      {"FoX (Pro) with ACP", 2}, {"FoX (Pro) with ACP at 128", 4}, {"FoX (Pro) without ACP at 128", 3}};
+  std::map<std::string, int> seeds;
+  for (const Run& run : experiment.runs(settings, 256)) ++seeds[row_at(run.label, run.training.context_length)];
+  EXPECT_EQ(seeds, (std::map<std::string, int>{{"FoX (Pro) with ACP at 64", 2},
+                                               {"FoX (Pro) with ACP at 128", 4},
+                                               {"FoX (Pro) without ACP at 128", 3}}));
 }
 
 }  // namespace

@@ -346,7 +346,7 @@ std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   const auto usual = whole_number(settings, "seeds");
   std::vector<Run> runs;
   const auto add = [&](int64_t length, std::optional<double> tolerance, const std::string& label) {
-    for (int64_t seed = 0; seed < seeds_of(settings, label, usual); ++seed)
+    for (int64_t seed = 0; seed < seeds_at(settings, label, length, seeds_of(settings, label, usual)); ++seed)
       runs.push_back(pruning_run(settings, vocabulary, length, tolerance, static_cast<uint64_t>(seed)));
   };
   for (const int64_t length : lengths) add(length, settings.at("log_tolerance").get<double>(), kWith);

@@ -15,16 +15,8 @@ namespace {
 
 constexpr int64_t kParts = 16;  // of a training context T, whose ends are the bounds of the stretches
 
-std::string at(const std::string& row, int64_t context) { return row + " at " + std::to_string(context); }
-
 std::vector<int64_t> contexts_of(const nlohmann::json& settings) {
   return settings.at("context_lengths").get<std::vector<int64_t>>();
-}
-
-/// The seeds of a row at a context: settings["row_seeds"] of the row there, else of the row.
-int64_t seeds_at(const nlohmann::json& settings, const std::string& label, const std::string& row, int64_t usual) {
-  const auto seeds = settings.value("row_seeds", nlohmann::json::object());
-  return seeds.contains(label) ? whole_number(seeds, label) : seeds_of(settings, row, usual);
 }
 
 /// The losses of all rows on the same text, nats. A row's stretches are those of its own training context T.
@@ -105,16 +97,16 @@ std::vector<Comparison> statements(const Losses& losses, const nlohmann::json& s
                       transformer = std::string("Transformer (") + architecture + ")";
     const auto better = [&](const Measurements& of, const std::string& where) {
       return of.compare(fox + " is better than " + transformer + where,
-                        {{at(transformer, longest), 1}, {at(fox, longest), -1}}, positive);
+                        {{row_at(transformer, longest), 1}, {row_at(fox, longest), -1}}, positive);
     };
     const auto at_longest = [&](const std::string& row) -> Terms {
-      return {{at(transformer, longest), 1}, {at(row, longest), -1}};
+      return {{row_at(transformer, longest), 1}, {row_at(row, longest), -1}};
     };
     const auto more_at_longest = [&](const std::string& row) -> Terms {
-      return {{at(transformer, longest), 1},
-              {at(row, longest), -1},
-              {at(transformer, shortest), -1},
-              {at(row, shortest), 1}};
+      return {{row_at(transformer, longest), 1},
+              {row_at(row, longest), -1},
+              {row_at(transformer, shortest), -1},
+              {row_at(row, shortest), 1}};
     };
     state(better(losses.late, last_half), "FoX Fig. 2 and Section 4.2", true);
     state(better(losses.early, " in the first " + first + " tokens" + of_context), "FoX Fig. 2");
@@ -136,14 +128,14 @@ std::vector<Comparison> statements(const Losses& losses, const nlohmann::json& s
   for (const std::string& row : kNoiseRows) {
     const std::string falls = "L(i) of " + row + " falls from " + first + " … " + std::to_string(2 * part) +
                               " to the last half of " + std::to_string(longest) + " tokens";
-    state(losses.fall.compare(falls, {{at(row, longest), 1}}, positive), "FoX App. C");
+    state(losses.fall.compare(falls, {{row_at(row, longest), 1}}, positive), "FoX App. C");
     state(losses.fall.compare(falls + " by more than that of " + blind,
-                              {{at(row, longest), 1}, {at(blind, longest), -1}}, positive),
+                              {{row_at(row, longest), 1}, {row_at(blind, longest), -1}}, positive),
           "FoX App. C and Fig. 2", row.starts_with("FoX"));
   }
   for (const char* row : {"FoX (LLaMA)", "Transformer (LLaMA)"})
     state(losses.late.compare(std::string(row) + " is better than " + blind + last_half,
-                              {{at(blind, longest), 1}, {at(row, longest), -1}}, positive),
+                              {{row_at(blind, longest), 1}, {row_at(row, longest), -1}}, positive),
           "FoX App. E.5 and Fig. 13");
   if (const std::string reason = settings.value("contexts_out_of_reach", ""); !reason.empty())
     for (Comparison& comparison : all) comparison.out_of_reach = reason;
@@ -154,16 +146,18 @@ std::vector<Comparison> statements(const Losses& losses, const nlohmann::json& s
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   std::vector<Run> runs;
-  const auto add = [&](Row row, const nlohmann::json& sized, const std::string& seeds_as, int64_t usual) {
-    row.name = at(row.name, sized.at("training").at("context_length"));
-    std::ranges::copy(runs_of(row, sized, vocabulary, seeds_at(settings, row.name, seeds_as, usual)),
-                      std::back_inserter(runs));
+  const auto add = [&](Row row, const nlohmann::json& sized, int64_t usual) {
+    const int64_t context = sized.at("training").at("context_length"),
+                  seeds = seeds_at(settings, row.name, context, usual);
+    row.name = row_at(row.name, context);
+    std::ranges::copy(runs_of(row, sized, vocabulary, seeds), std::back_inserter(runs));
   };
   for (const int64_t context : contexts_of(settings)) {
     nlohmann::json sized = settings;
     sized["training"]["context_length"] = context;
-    for (const std::string& name : kNoiseRows) add(table_3_row(name), sized, name, whole_number(settings, "seeds"));
-    add(blind_row(settings), sized, "control", 1);
+    for (const std::string& name : kNoiseRows)
+      add(table_3_row(name), sized, seeds_of(settings, name, whole_number(settings, "seeds")));
+    add(blind_row(settings), sized, seeds_of(settings, "control", 1));
   }
   return runs;
 }

@@ -8,7 +8,12 @@
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
 
+#ifdef LETHE_CUDA_KERNELS
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#endif
+
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -18,16 +23,52 @@
 namespace lethe {
 namespace {
 
+// Whether a CUDA graph is being captured, in which no number can be read.
+bool is_captured() {
+#ifdef LETHE_CUDA_KERNELS
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+#else
+  return true;  // no kernels of ours: not known
+#endif
+}
+
 // A tensor of numbers, not one that a transformation or a compiler puts in its place.
 bool is_readable(const at::Tensor& tensor) {
   using c10::DispatchKey;
   const c10::DispatchKeySet wrapped{DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::Functionalize,
                                     DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper};
-  return tensor.is_cpu() && tensor.has_storage() && !tensor.key_set().has_any(wrapped);
+  return tensor.has_storage() && !tensor.key_set().has_any(wrapped) &&
+         (tensor.is_cpu() || (tensor.is_cuda() && !is_captured()));
 }
 
+// The tensors on a GPU whose numbers a thread has found right, the last of them: all layers of a model get one, and each reading waits for the GPU.
+class RightNumbers {
+ public:
+  bool has(const at::Tensor& tensor, int64_t length) const {
+    return !tensor.is_inference() && std::ranges::any_of(entries_, [&](const Entry& entry) {
+      return entry.tensor._unsafe_get_target() == tensor.unsafeGetTensorImpl() && entry.version == tensor._version() &&
+             entry.length == length;
+    });
+  }
+  void add(const at::Tensor& tensor, int64_t length) {
+    if (tensor.is_inference()) return;  // has no version
+    entries_[next_] = {Weak(tensor.getIntrusivePtr()), tensor._version(), length};
+    next_ = (next_ + 1) % entries_.size();
+  }
+
+ private:
+  // Keeps the object's address from another tensor, not its memory on the GPU.
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Entry {
+    Weak tensor{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
+    int64_t version = 0, length = 0;
+  };
+  std::array<Entry, 4> entries_;
+  size_t next_ = 0;
+};
+
 void check_numbers(const at::Tensor& cu_seqlens, int64_t length) {
-  const at::Tensor numbers = cu_seqlens.to(at::kLong).contiguous();
+  const at::Tensor numbers = cu_seqlens.to(at::kCPU, at::kLong).contiguous();
   const int64_t* first = numbers.const_data_ptr<int64_t>();
   const int64_t* last = first + numbers.numel() - 1;
   TORCH_CHECK(*first == 0, "cu_seqlens: expected 0 first, found ", *first);
@@ -50,7 +91,14 @@ at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Te
   TORCH_CHECK(cu_seqlens.is_cpu() || cu_seqlens.device() == like.device(), "cu_seqlens: expected device cpu or ",
               like.device(), ", found ", cu_seqlens.device());
   const c10::SymInt length = like.sym_size(1);
-  if (is_readable(cu_seqlens)) check_numbers(cu_seqlens, length.guard_int(__FILE__, __LINE__));
+  if (is_readable(cu_seqlens)) {
+    thread_local RightNumbers right;
+    const int64_t tokens = length.guard_int(__FILE__, __LINE__);
+    if (cu_seqlens.is_cpu() || !right.has(cu_seqlens, tokens)) {
+      check_numbers(cu_seqlens, tokens);
+      if (!cu_seqlens.is_cpu()) right.add(cu_seqlens, tokens);
+    }
+  }
 
   const at::Tensor open = gate ? *gate
                                : at::zeros_symint({1, length, like.sym_size(2)},

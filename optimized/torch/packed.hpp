@@ -14,11 +14,11 @@ inline constexpr int64_t kWindowOfSequences = int64_t{1} << 40;
 /// reads the gate of its sequence's first token, since D_ij = Σ_{j < l ≤ i} log f_l.
 ///
 /// reads    gate [1,T,…]: log f, any float dtype; absent: 0, [1,T,heads] on the device of `like` and in its accumulation dtype.
-///          cu_seqlens [N+1] int32 or int64: 0 ≤ … ≤ T, the first token of each sequence, then T; equal neighbours are an empty sequence. On the CPU
-///          its numbers are checked, also for gates on a GPU; elsewhere they are not read, and those outside [0, T] count as the nearer end
+///          cu_seqlens [N+1] int32 or int64: 0 ≤ … ≤ T, the first token of each sequence, then T; equal neighbours are an empty sequence. Its
+///          numbers are checked; not while a CUDA graph is captured or a compiler traces, where those outside [0, T] count as the nearer end
 /// returns  a gate of the same shape, differentiable: the gradient at a first token is 0
 /// throws   c10::Error "cu_seqlens: expected …, found …", or "name: expected a batch of one …" for `like`, the argument `name`
-/// cost     one copy of the gate
+/// cost     one copy of the gate; of numbers on a GPU, a wait for it at a thread's first call with that tensor, or since it was written to
 at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Tensor& cu_seqlens, const char* name,
                              const at::Tensor& like);
 

@@ -196,9 +196,11 @@ class Packed(unittest.TestCase):
             return lethe.forgetting_attention(q, k, value if len(k) == 1 else value.repeat(2, 1, 1, 1), gate, cu_seqlens=cu_seqlens)
 
         for call, message in (
-            (lambda: attend(torch.tensor([1, total])), "cu_seqlens: expected 0 first, found 1"),
-            (lambda: attend(torch.tensor([0, 7])), f"cu_seqlens: expected {total} last, the number of tokens, found 7"),
-            (lambda: attend(torch.tensor([0, 9, 4, total])), "cu_seqlens: expected ascending numbers, found 4 after 9"),
+            *((lambda numbers=numbers, device=device: attend(torch.tensor(numbers, device=device)), message)
+              for device in dict.fromkeys(("cpu", DEVICE)) for numbers, message in (
+                  ([1, total], "cu_seqlens: expected 0 first, found 1"),
+                  ([0, 7], f"cu_seqlens: expected {total} last, the number of tokens, found 7"),
+                  ([0, 9, 4, total], "cu_seqlens: expected ascending numbers, found 4 after 9"))),
             (lambda: attend(torch.tensor([0])), "cu_seqlens: expected at least 2 numbers, found 1"),
             (lambda: attend(torch.tensor([[0, total]])), "cu_seqlens: expected 1 dimensions [N+1], found 2"),
             (lambda: attend(torch.tensor([0.0, total])), "cu_seqlens: expected dtype int32 or int64, found Float"),
@@ -211,6 +213,34 @@ class Packed(unittest.TestCase):
             with self.subTest(message), self.assertRaises(RuntimeError) as caught:
                 call()
             self.assertEqual(str(caught.exception).splitlines()[0][:len(message)], message)
+
+    def test_numbers_are_checked_again_when_they_change(self):
+        *inputs, _ = tensors(torch.float32)
+        cu_seqlens = sequences(device=DEVICE)
+        for _ in range(2):
+            lethe.forgetting_attention(*inputs, cu_seqlens=cu_seqlens)
+        cu_seqlens[1] = -1
+        with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected ascending numbers, found -1 after 0"):
+            lethe.forgetting_attention(*inputs, cu_seqlens=cu_seqlens)
+        with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected .* last, the number of tokens, found"):
+            lethe.forgetting_attention(*(x[:, :-1] for x in inputs), cu_seqlens=sequences(device=DEVICE))
+        with torch.inference_mode():
+            lethe.forgetting_attention(*inputs, cu_seqlens=sequences(device=DEVICE))
+            wrong = torch.tensor([0, 9, 4, sum(LENGTHS)], device=DEVICE)
+            with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected ascending numbers, found 4 after 9"):
+                lethe.forgetting_attention(*inputs, cu_seqlens=wrong)
+
+    def test_a_captured_call_reads_no_numbers(self):
+        if DEVICE != "cuda":
+            self.skipTest("a CPU has no CUDA graphs")
+        *inputs, _ = tensors(torch.bfloat16)
+        cu_seqlens = sequences(device="cuda")
+        expected = lethe.forgetting_attention(*inputs, cu_seqlens=cu_seqlens)
+        graph, others = torch.cuda.CUDAGraph(), cu_seqlens.clone()
+        with torch.cuda.graph(graph):
+            found = lethe.forgetting_attention(*inputs, cu_seqlens=others)
+        graph.replay()
+        self.assertTrue(torch.equal(found, expected))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "experiments/models/language_model.hpp"
-#include "experiments/models/mixers/mixer.hpp"
 #include "experiments/training/trainer.hpp"
-#include "tests/experiments/tiny.hpp"
+#include "tests/experiments/packed.hpp"
 
 namespace lethe {
 namespace {
@@ -39,16 +37,6 @@ std::vector<ModelConfig> models_of(const Mixer& row) {
   return models;
 }
 
-struct Result {
-  Tensor losses, gradient;
-};
-
-Result gradients_of(LanguageModel& model, const Tensor& tokens, const Tensor& labels, const Tensor& cu_seqlens = {}) {
-  model->flat().gradient.zero_();
-  const Tensor losses = model->accumulate_gradients(tokens, labels, 1.0, cu_seqlens);
-  return {losses.flatten(), model->flat().gradient.clone()};
-}
-
 TEST(PackedModel, HasTheLossesAndGradientsOfEachDocumentAlone) {
   const Tensor tokens = some_tokens(kRows, kLength), labels = tokens.roll(-1, 1), cu_seqlens = torch::tensor(kStarts);
   int64_t models = 0;
@@ -62,20 +50,12 @@ TEST(PackedModel, HasTheLossesAndGradientsOfEachDocumentAlone) {
         LanguageModel model(config);
         model->flatten(true);
         model->set_recompute(recompute);
-        const Result packed = gradients_of(model, tokens, labels, cu_seqlens);
-        std::vector<Tensor> losses;
-        Tensor gradient = torch::zeros_like(packed.gradient);
-        for (size_t n = 0; n + 1 < kStarts.size(); ++n) {
-          const auto alone = [&](const Tensor& x) {
-            return x.flatten().narrow(0, kStarts[n], kStarts[n + 1] - kStarts[n]).unsqueeze(0);
-          };
-          const Result one = gradients_of(model, alone(tokens), alone(labels));
-          losses.push_back(one.losses);
-          gradient += one.gradient;
-        }
-        EXPECT_LT(distance(packed.losses, torch::cat(losses)), 1e-9);
-        EXPECT_LT(distance(packed.gradient, gradient), 1e-4 * gradient.abs().max().item<double>());  // float32
-        const Result whole = gradients_of(model, tokens, labels);
+        const LossesAndGradient packed = gradients_of(model, tokens, labels, cu_seqlens),
+                                alone = of_each_alone(model, tokens, labels, kStarts);
+        EXPECT_LT(distance(packed.losses, alone.losses), 1e-9);
+        EXPECT_LT(distance(packed.gradient, alone.gradient),
+                  1e-4 * alone.gradient.abs().max().item<double>());  // float32
+        const LossesAndGradient whole = gradients_of(model, tokens, labels);
         EXPECT_GT(distance(whole.losses, packed.losses), 1e-6) << "documents in one row are seen by one another";
         const torch::NoGradGuard no_gradient;
         EXPECT_LT(distance(model->losses(tokens, labels, cu_seqlens), packed.losses.view({kRows, kLength})), 1e-9);

@@ -13,7 +13,7 @@ from shell_programs import ShellPrograms
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ("test_ptx", "test_cuda_forward", "test_cuda_backward", "test_cuda_forward_racecheck", "test_cuda_backward_racecheck",
             "test_cuda_cross_entropy", "test_cuda_matrix_state", "test_cuda_matrix_state_racecheck", "test_cuda_linear_cross_entropy",
-            "test_cuda_products", "test_cuda_gated_attention", "lethe", "test_two_gpus", "rank", "benchmark_cuda_kernels", "liblethe_torch.so",
+            "test_cuda_products", "test_cuda_gated_attention", "lethe", "test_two_gpus", "rank", "test_packed_on_gpu", "benchmark_cuda_kernels", "liblethe_torch.so",
             "lethe_kernels.so", "lethe_kernels_without_gate.so")
 
 

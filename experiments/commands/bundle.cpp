@@ -78,13 +78,17 @@ void pack_bundle(const BundleOptions& options, const Place& place) {
     throw std::invalid_argument("bundle: expected a trained model below " + place.models().string() + ", found none");
   const ScratchFolder scratch, beside;
   nlohmann::json bundle = birth_certificate(place.root, place.command_line);
+  bundle.erase("command_line");  // it may name folders of this machine
   bundle["format"] = kBundleFormat;
+  size_t trainings = 0;
   for (const fs::path& folder : folders) {
     const StoredArtefact stored = whole_artefact(folder);
     const fs::path models = scratch.path() / "models";
     copy_without_weights(stored, models / folder.filename());
-    for (const fs::path& other : other_trainings(folder))
+    const std::vector<fs::path> others = other_trainings(folder);
+    for (const fs::path& other : others)
       copy_without_weights(whole_artefact(other), models / fs::relative(other, folder.parent_path()));
+    trainings += 1 + others.size();
     bundle["runs"].push_back(
         {{"name", folder.filename().string()}, {"label", stored.run.label}, {"seed", stored.run.training.seed}});
   }
@@ -92,7 +96,7 @@ void pack_bundle(const BundleOptions& options, const Place& place) {
   pack(scratch.path(), beside.path() / "bundle");
   const std::string bytes = read_whole(beside.path() / "bundle");
   output.commit({bytes});
-  std::printf("%s: %zu models, %zu bytes\n", options.to.c_str(), folders.size(), bytes.size());
+  std::printf("%s: %zu models, %zu bytes\n", options.to.c_str(), trainings, bytes.size());
 }
 
 /// throws  std::invalid_argument naming the first file that is damaged or isn't what its name says
@@ -121,40 +125,49 @@ void check_artefact(const fs::path& folder, const fs::path& models) {
                                 "finish it or delete the folder");
 }
 
-/// Whether both folders have the weights of one training; a hash that neither or one has recorded tells nothing.
-bool have_the_same_weights(const fs::path& one, const fs::path& other) {
-  const auto hash = [](const fs::path& folder) {
-    return read_sealed(folder / "done.json").value("weights_sha256", "unknown");
-  };
-  const std::string of_one = hash(one), of_other = hash(other);
-  return of_one == of_other || of_one == "unknown" || of_other == "unknown";
+/// Whether both folders hold one training: by the hash of its weights, or where one has none by all else that its end recorded.
+bool are_one_training(const fs::path& one, const fs::path& other) {
+  nlohmann::json of_one = read_sealed(one / "done.json"), of_other = read_sealed(other / "done.json");
+  if (of_one.contains("weights_sha256") && of_other.contains("weights_sha256"))
+    return of_one["weights_sha256"] == of_other["weights_sha256"];
+  for (nlohmann::json* done : {&of_one, &of_other})
+    for (const char* member : {"weights", "weights_sha256"}) done->erase(member);
+  return of_one == of_other;
 }
 
 /// The place of an imported training: a measurement of other weights isn't one of ours.
 fs::path place_of(const fs::path& folder, const fs::path& models) {
   const fs::path name = folder.filename();
   fs::path place = models / name;
-  for (int number = 1; is_finished(place) && !have_the_same_weights(folder, place); ++number)
+  for (int number = 1; is_finished(place) && !are_one_training(folder, place); ++number)
     place = models / name / "others" / std::to_string(number) / name;
   return place;
 }
 
-/// Copies the files that our folder of that training lacks.
+/// Copies the files that our folder of an imported training lacks.
 ///
-/// returns  the number of its new measurements
-int64_t merge_artefact(const fs::path& folder, const fs::path& ours) {
-  fs::create_directories(ours / "measured");
-  const FileLock lock(ours / "lock");
-  if (!is_finished(ours))
-    for (const char* file : {"run.json", "log.jsonl", "done.json"}) write_whole(ours / file, read_whole(folder / file));
-  int64_t copied = 0;
-  for (const fs::path& file : sorted_entries(folder / "measured")) {
-    const fs::path target = ours / "measured" / file.filename();
-    if (fs::exists(target)) continue;
-    write_whole(target, read_whole(file));
-    ++copied;
+/// returns  what was new, models 0 or 1
+Imported merge_artefact(const fs::path& folder, const fs::path& models) {
+  for (;;) {
+    const fs::path ours = place_of(folder, models);
+    fs::create_directories(ours / "measured");
+    const FileLock lock(ours / "lock");
+    Imported imported;
+    if (!is_finished(ours)) {
+      imported.models = 1;
+      for (const char* file : {"run.json", "log.jsonl", "done.json"})
+        write_whole(ours / file, read_whole(folder / file));
+    } else if (!are_one_training(folder, ours)) {
+      continue;  // another import was first
+    }
+    for (const fs::path& file : sorted_entries(folder / "measured")) {
+      const fs::path target = ours / "measured" / file.filename();
+      if (fs::exists(target)) continue;
+      write_whole(target, read_whole(file));
+      ++imported.measurements;
+    }
+    return imported;
   }
-  return copied;
 }
 
 }  // namespace
@@ -182,9 +195,9 @@ Imported import_bundles(const std::vector<std::string>& files, const fs::path& m
   Imported imported;
   for (size_t number = 0; number < files.size(); ++number)
     for (const fs::path& folder : trainings_below(folder_of(number) / "models")) {
-      const fs::path place = place_of(folder, models);
-      imported.models += !is_finished(place);
-      imported.measurements += merge_artefact(folder, place);
+      const auto [of_models, of_measurements] = merge_artefact(folder, models);
+      imported.models += of_models;
+      imported.measurements += of_measurements;
     }
   return imported;
 }

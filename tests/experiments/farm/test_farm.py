@@ -273,7 +273,22 @@ class Bundles(Machines):
             self.assertEqual({path.name for path in other.glob("measured/*")}, {path.name for path in ours.glob("measured/*")})
             self.assertEqual(len(list(machine.models.rglob("done.json"))), 3)
             self.assertIn("imported 0 models and 0 measurements", machine.done("bundle", "import", *files))
-            machine.done("bundle", "--to", str(self.folder / "both.tar.xz"))
+            self.assertIn(": 3 models", machine.done("bundle", "--to", str(self.folder / "both.tar.xz")))
+
+    def test_without_a_hash_of_weights_are_told_apart_by_what_their_end_recorded(self):
+        folder, table = self.unpacked(), self.machine("table")
+        done = next((folder / "models").glob("*/done.json"))
+        members = json.loads(done.read_text())
+        for absent in ("sha256", "weights_sha256"):
+            del members[absent]
+        for seconds, trainings in ((members["seconds"], 2), (members["seconds"] + 1, 3), (members["seconds"], 3)):
+            done.write_text(sealed(members | {"seconds": seconds}))
+            table.done("bundle", "import", self.repacked(folder))
+            self.assertEqual(len(list(table.models.rglob("done.json"))), trainings)
+
+    def test_name_no_folder_of_their_machine(self):
+        for file in self.unpacked().rglob("*.json*"):
+            self.assertNotIn(str(self.folder), file.read_text(), file.name)
 
     def test_of_nothing_are_refused(self):
         self.refused(self.machine("empty").call("bundle"), 2, "bundle: expected a trained model")

@@ -144,6 +144,9 @@ void measure_stacks(const Study& study, const Artefact& host, Scores& scores, Fi
     }
 }
 
+/// Whether a scale leaves out the trained models, of which no statement speaks: the task trains models of its own.
+bool is_task_alone(const nlohmann::json& settings) { return settings.value("task_alone", false); }
+
 bool has_gates(const ModelConfig& model) {
   const AttentionConfig* attention = model.mixer.of(0).if_own<AttentionConfig>();
   return attention != nullptr && attention->forget_gate != ForgetGate::kNone;
@@ -221,14 +224,18 @@ std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores)
 
 }  // namespace
 
-std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) { return memory_runs(settings, vocabulary); }
+std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
+  std::vector<Run> runs = memory_runs(settings, vocabulary);
+  if (is_task_alone(settings)) std::erase_if(runs, [](const Run& run) { return run.label != kUntrained; });
+  return runs;
+}
 
 Findings measure(const Study& study) {
   Findings findings;
   Scores scores(study.settings.value("confidence", kConfidence));
   study.each([&](const Artefact& model) {
     if (model.run.label == kUntrained) measure_stacks(study, model, scores, findings);  // they need no weights of it
-    measure_model(study, model, findings);
+    if (!is_task_alone(study.settings)) measure_model(study, model, findings);
   });
   findings.comparisons = comparisons_of(study, scores);
   return findings;

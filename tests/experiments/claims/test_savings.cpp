@@ -91,7 +91,7 @@ TEST_F(Savings, TrainMoreSeedsAtTheContextsThatAskForThem) {
   settings["row_seeds"] = {
       {"FoX (Pro) with ACP", 2}, {"FoX (Pro) with ACP at 128", 4}, {"FoX (Pro) without ACP at 128", 3}};
   std::map<std::string, int> seeds;
-  for (const Run& run : experiment.runs(settings, 256)) ++seeds[row_at(run.label, run.training.context_length)];
+  for (const lethe::Run& run : experiment.runs(settings, 256)) ++seeds[row_at(run.label, run.training.context_length)];
   EXPECT_EQ(seeds, (std::map<std::string, int>{{"FoX (Pro) with ACP at 64", 2},
                                                {"FoX (Pro) with ACP at 128", 4},
                                                {"FoX (Pro) without ACP at 128", 3}}));

@@ -54,24 +54,40 @@ bool reads_shared_heads(const MatrixStateInputs& in) {
   return !in.beta && !in.log_value_gate && (!in.log_key_gate || in.log_key_gate->dim() == 3);
 }
 
+MatrixStateForm::Gate key_gate_of(const MatrixStateInputs& in) {
+  using Gate = MatrixStateForm::Gate;
+  return !in.log_key_gate ? Gate::kNone : in.log_key_gate->dim() == 4 ? Gate::kKey : Gate::kToken;
+}
+
+Shape sizes_of(const MatrixStateInputs& in) {
+  const int64_t length = in.query.size(1), heads = in.query.size(2);
+  return {in.query.size(0), length, length, heads, heads, padded(in.query.size(3)), padded(in.value.size(3))};
+}
+
+// Whether the kernels normalise, over states whose last column is z.
+bool normalizes_apart(const MatrixStateFamily& family, const MatrixStateInputs& in, bool backward) {
+  MatrixStateForm form;
+  form.key_gate = key_gate_of(in);
+  return in.normalize && family.normalizes(sizes_of(in), form, backward);
+}
+
 // A call as the kernels read it.
 struct Prepared {
   const int64_t key_dim, value_dim;
   const bool normalize;
-  bool apart = false;  // whether the kernels normalise, over states whose last column is z
+  const bool apart;  // normalizes_apart()
   Tensor query, key, value;
   OptionalTensor key_gate, value_gate, state;
   MatrixStateInput input{};
 
   Prepared(const MatrixStateFamily& family, const MatrixStateInputs& in, bool backward)
       : key_dim(in.query.size(3)), value_dim(in.value.size(3)), normalize(in.normalize),
+        apart(normalizes_apart(family, in, backward)),
         query(readable(widened(in.query, padded(key_dim)), reads_shared_heads(in))),
         key(readable(widened(in.key, padded(key_dim)), reads_shared_heads(in))) {
-    using Gate = MatrixStateForm::Gate;
-    const int64_t length = query.size(1), heads = query.size(2);
-    if (in.log_key_gate) input.form.key_gate = in.log_key_gate->dim() == 4 ? Gate::kKey : Gate::kToken;
-    input.shape = {query.size(0), length, length, heads, heads, query.size(3), padded(value_dim)};
-    apart = input.form.normalize = normalize && family.normalizes(input.shape, input.form, backward);
+    input.form.key_gate = key_gate_of(in);
+    input.shape = sizes_of(in);
+    input.form.normalize = apart;
     input.form.ones = normalize && !apart;
     Tensor columns = in.value;
     if (normalize && !apart)
@@ -167,6 +183,54 @@ Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, i
   return widened(at::cat({d_numerator, near, rest}, 3), read.size(3));
 }
 
+// A normalised call whose values are less by a constant c of each column: its outputs too, S_t by z_t cᵀ, and all gradients but that of z are the same.
+// Without their mean, dO·S_t and its part along z_t, whose difference is dq, are not large beside it.
+class Centered {
+ public:
+  explicit Centered(const MatrixStateInputs& in)
+      : value_dim_(in.value.size(3)), constant_(constant_of(in.value)), value_(in.value.sub(constant_)),
+        shift_(constant_.to(at::kFloat).squeeze(1).unsqueeze(2)),
+        state_(without_shift(in.state)), inputs_{in.query, in.key, value_,   in.log_key_gate, in.log_value_gate,
+                                                 in.beta,  state_, in.scale, in.normalize} {}
+  Centered(const Centered&) = delete;
+  Centered& operator=(const Centered&) = delete;
+
+  const MatrixStateInputs& inputs() const { return inputs_; }
+
+  // The last state's gradient, of the one less by z_t cᵀ: of z also what reaches it through S_t.
+  Tensor of_last(const Tensor& gradient) const {
+    return at::cat({states(gradient), sums(gradient).add(through(gradient))}, 3);
+  }
+  // From the initial state's gradient, of the one less by z_0 cᵀ.
+  Tensor of_initial(const Tensor& gradient) const {
+    return at::cat({states(gradient), sums(gradient).sub(through(gradient))}, 3);
+  }
+
+ private:
+  // The values' mean, [B,1,H,V] in their dtype; 0 where it is small beside them, where it is not finite, or where a difference might not be. The less
+  // is exact for most values by as much, and would not be by a small one. Sums in float64: their order, which other heads change, shows in no bit.
+  static Tensor constant_of(const Tensor& value) {
+    constexpr double kSmall = 0.75, kLargestHalf = 65504;
+    const Tensor size = value.abs(), mean = value.mean({1}, true, at::kDouble).nan_to_num(0.0, 0.0, 0.0);
+    Tensor counts = mean.abs().gt(size.mean({1}, true, at::kDouble).mul(kSmall));
+    if (value.scalar_type() == at::kHalf)
+      counts = counts.logical_and(size.amax({1}, true).to(at::kDouble).add(mean.abs()).le(kLargestHalf));
+    return mean.mul(counts).to(value.scalar_type());
+  }
+  OptionalTensor without_shift(const OptionalTensor& state) const {
+    if (!state) return std::nullopt;
+    return at::cat({states(*state).sub(sums(*state).mul(shift_)), sums(*state)}, 3);
+  }
+  Tensor states(const Tensor& state) const { return state.narrow(3, 0, value_dim_); }
+  Tensor sums(const Tensor& state) const { return state.narrow(3, value_dim_, 1); }
+  Tensor through(const Tensor& gradient) const { return states(gradient).mul(shift_).sum(3, true); }
+
+  const int64_t value_dim_;
+  const Tensor constant_, value_, shift_;  // shift_: [B,H,1,V] in float
+  const OptionalTensor state_;
+  const MatrixStateInputs inputs_;
+};
+
 }  // namespace
 
 MatrixStateOutputs matrix_state_forward(const MatrixStateFamily& family, const MatrixStateInputs& in) {
@@ -183,9 +247,13 @@ MatrixStateOutputs matrix_state_forward(const MatrixStateFamily& family, const M
 MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, const Tensor& grad_values,
                                            const Tensor& grad_state, const MatrixStateInputs& in) {
   const c10::cuda::CUDAGuard device(in.query.device());
-  Prepared call(family, in, true);
+  std::optional<Centered> centered;
+  const bool has_kept_states = in.kept_states.defined() && in.kept_states.numel() > 0;
+  if (in.normalize && in.value.numel() > 0 && !has_kept_states && !normalizes_apart(family, in, true))
+    centered.emplace(in);
+  Prepared call(family, centered ? centered->inputs() : in, true);
   Tensor kept_states;
-  if (in.kept_states.defined() && in.kept_states.numel() > 0) {
+  if (has_kept_states) {
     kept_states = in.kept_states.contiguous();
     TORCH_CHECK(kept_states.sizes() == call.kept_sizes() && kept_states.scalar_type() == at::kByte &&
                     kept_states.device() == in.query.device(),
@@ -198,7 +266,8 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
       divided_here ? gradient_before_division(std::get<0>(call.read(family, {})), grad_values, call.value_dim, unit)
                    : widened(grad_values, call.value.size(3)));
   call.input.scale /= unit;
-  const Tensor d_last = grad_state.defined() ? call.state_of(grad_state, false) : Tensor();
+  const Tensor d_last =
+      grad_state.defined() ? call.state_of(centered ? centered->of_last(grad_state) : grad_state, false) : Tensor();
   const auto like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
   const auto like_given = [&](const OptionalTensor& tensor) { return tensor ? like(*tensor) : Tensor(); };
   const auto floats = [](const Tensor& tensor) {
@@ -233,7 +302,9 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
           cut(d_key_gate, in.log_key_gate),
           cut(d_value_gate, in.log_value_gate),
           cut(d_beta, in.beta),
-          in.state ? call.state_to_caller(d_initial, false) : nothing()};
+          !in.state  ? nothing()
+          : centered ? centered->of_initial(call.state_to_caller(d_initial, false))
+                     : call.state_to_caller(d_initial, false)};
 }
 
 }  // namespace lethe::cuda

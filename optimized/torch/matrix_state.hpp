@@ -46,9 +46,10 @@ namespace lethe {
 ///          multiply are rounded to 16 bits for a product. Under normalize, without a first state, dq of 1100 tokens then has an error of some 3 %
 ///          (bfloat16; float16 0.4 %) for each standard deviation that the values' mean is away from 0; a float16 backward without saved z·q holds
 ///          ∂o / z·q times 2^k in float16, k = clamp(⌊log₂ T⌋ − 11, 0, 6), and is for |∂o / z·q| < 65504 / 2^k: 65504 to 4095 tokens, 2047 of 65536.
-///          With a gate a token, no normalize and 65 to 128 columns, compute capability 9.0 adds up dq and dk of two parts of 16 bits. Other GPUs
-///          round z to 16 bits for a product, too: there dq of values of mean 3 is off by 4 % with a gate (float16 0.5 %) and 67 % without (8 %), and
-///          over 65536 tokens of open gates d log f under normalize by 21 % in float16.
+///          With a gate a token, no normalize and 65 to 128 columns, compute capability 9.0 adds up dq and dk of two parts of 16 bits. Other GPUs, and
+///          it above 64 columns, round z to 16 bits for a product, too: over 65536 tokens of open gates d log f under normalize is off by 21 % in
+///          float16. Their normalised backward first takes from the values of a column the mean over all tokens, where that is more than ¾ of the mean
+///          of their sizes; by 16-bit rounding its gradients of a token depend on later values, too.
 ///          Larger states run in pieces (optimized/README.md), each of which saves what a call of its size does: values and gradients of v, value gates
 ///          and gates a token of pieces of rows, and gradients of q, k, key gates and β of pieces of columns, are rounded to their dtype and then
 ///          added. All else runs token by token in float32 up to 128 × 128 a piece, and what has no such

@@ -55,11 +55,10 @@ class Segments(unittest.TestCase):
             tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
             tensors["value"] = (tensors["value"].double() + 3).to(dtype)
             # After a state of zeros dq = D (S - z oᵀ)ᵀ, of which 1 / 70 is left, and products read S in 16 bits: 0.084 of bfloat16 was found and
-            # 0.011 of float16; with z in 16 bits, too, 0.67 and 0.085.
-            self.assert_budget(tensors, dtype, ("normalized, no gate",), of_query=(20 if Z_IN_FLOAT else 160) * BUDGET[dtype])
+            # 0.011 of float16. Other GPUs' kernels, which read z so too, get values without their mean.
+            self.assert_budget(tensors, dtype, ("normalized, no gate",), of_query=20 * BUDGET[dtype])
             for gate in (0.0, -1e-3, -0.5):
-                self.assert_budget(tensors | {"head_gate": torch.full_like(tensors["head_gate"], gate)}, dtype, ("normalized",),
-                                   None if Z_IN_FLOAT else 10 * BUDGET[dtype], gate=gate)
+                self.assert_budget(tensors | {"head_gate": torch.full_like(tensors["head_gate"], gate)}, dtype, ("normalized",), gate=gate)
 
     def test_keep_the_budget_of_normalised_calls_that_forget_at_once(self):
         # A token's own weight is nearly all, and dq what two numbers of nearly one leave.
@@ -67,7 +66,7 @@ class Segments(unittest.TestCase):
             tensors = state_problem(dtype, **(WIDE | dict(length=1100)))
             for mean in (0, 3):
                 moved = {"value": (tensors["value"].double() + mean).to(dtype), "head_gate": torch.full_like(tensors["head_gate"], gate)}
-                self.assert_budget(tensors | moved, dtype, ("normalized",), None if Z_IN_FLOAT else 10 * BUDGET[dtype], gate=gate, mean=mean)
+                self.assert_budget(tensors | moved, dtype, ("normalized",), gate=gate, mean=mean)
 
     def test_keep_the_budget_of_normalised_calls_with_cuts(self):
         for dtype in (torch.bfloat16, torch.float16):
@@ -243,7 +242,7 @@ class Segments(unittest.TestCase):
                 continue
             tensors = {"query": normal(rows).abs().to(dtype), "key": torch.nn.functional.normalize(normal(rows).abs(), dim=-1).to(dtype),
                        "value": normal(columns).to(dtype), "head_gate": torch.nn.functional.logsigmoid(normal() + 3)}
-            state = normal(rows * (columns + ("normalized" in call)))[:, 0].abs().view(8, 24, rows, -1)
+            state = torch.randn(8, 24, rows, columns + ("normalized" in call), generator=generator, device=DEVICE).abs()
             tensors |= {"state": state, "normalized_state": state}
             read, _ = self.gradients(call, tensors, True)
             computed, _ = self.gradients(call, tensors, True, lambda kept: kept.new_empty(0))

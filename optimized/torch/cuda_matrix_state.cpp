@@ -207,8 +207,9 @@ class Centered {
   }
 
  private:
-  // The values' mean, [B,1,H,V] in their dtype; 0 where it is small beside them, where it is not finite, or where a difference might not be. The less
-  // is exact for most values by as much, and would not be by a small one. Sums in float64: their order, which other heads change, shows in no bit.
+  // The values' mean, [B,1,H,V] in their dtype; 0 where it is small beside them, where it is not finite, or where a difference might not be. From a
+  // mean as large as most values differences are exact; a small one would round them all, which d log f sums up over the tokens. Sums in float64:
+  // their order, which other heads change, shows in no bit.
   static Tensor constant_of(const Tensor& value) {
     constexpr double kSmall = 0.75, kLargestHalf = 65504;
     const Tensor size = value.abs(), mean = value.mean({1}, true, at::kDouble).nan_to_num(0.0, 0.0, 0.0);

@@ -14,6 +14,7 @@
 
 #include <array>
 
+#include "optimized/coverage.hpp"
 #include "optimized/cuda/matrix_state.hpp"
 #include "optimized/cuda/matrix_state/division_unit.hpp"
 #include "optimized/kept_states.hpp"
@@ -183,7 +184,8 @@ Tensor gradient_before_division(const Tensor& read, const Tensor& grad_values, i
   return widened(at::cat({d_numerator, near, rest}, 3), read.size(3));
 }
 
-// A normalised call whose values are less by a constant c of each column: its outputs too, S_t by z_t cᵀ, and all gradients but that of z are the same.
+// A normalised call whose values are less by a constant c of each column: its outputs are less by c, S_t by z_t cᵀ, and all gradients but that of z
+// are the same.
 // Without their mean, dO·S_t and its part along z_t, whose difference is dq, are not large beside it.
 class Centered {
  public:
@@ -207,9 +209,9 @@ class Centered {
   }
 
  private:
-  // The values' mean, [B,1,H,V] in their dtype; 0 where it is small beside them, where it is not finite, or where a difference might not be. From a
-  // mean as large as most values differences are exact; a small one would round them all, which d log f sums up over the tokens. Sums in float64:
-  // their order, which other heads change, shows in no bit.
+  // The values' mean, [B,1,H,V] in their dtype; 0 where it is small beside them, where it is not finite, or where a difference might not be. A
+  // difference is exact where a value is between half and twice c, of nine in ten at a mean of three deviations; a small c would round them all, which
+  // d log f sums up over the tokens. Sums in float64: their order, which other heads change, shows in no bit.
   static Tensor constant_of(const Tensor& value) {
     constexpr double kSmall = 0.75, kLargestHalf = 65504;
     const Tensor size = value.abs(), mean = value.mean({1}, true, at::kDouble).nan_to_num(0.0, 0.0, 0.0);
@@ -250,8 +252,9 @@ MatrixStateGradients matrix_state_backward(const MatrixStateFamily& family, cons
   const c10::cuda::CUDAGuard device(in.query.device());
   std::optional<Centered> centered;
   const bool has_kept_states = in.kept_states.defined() && in.kept_states.numel() > 0;
-  if (in.normalize && in.value.numel() > 0 && !has_kept_states && !normalizes_apart(family, in, true))
-    centered.emplace(in);
+  const bool reads_z_in_16_bits = in.normalize && !normalizes_apart(family, in, true) && !has_kept_states &&
+                                  in.value.element_size() == 2 && in.query.size(1) >= kShortestInChunks;
+  if (reads_z_in_16_bits && in.value.numel() > 0) centered.emplace(in);
   Prepared call(family, centered ? centered->inputs() : in, true);
   Tensor kept_states;
   if (has_kept_states) {

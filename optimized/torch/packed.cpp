@@ -10,6 +10,7 @@
 
 #ifdef LETHE_CUDA_KERNELS
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #endif
 
 #include <algorithm>
@@ -23,9 +24,10 @@
 namespace lethe {
 namespace {
 
-// Whether a CUDA graph is being captured, in which no number can be read.
-bool is_captured() {
+// Whether a CUDA graph is being captured on that device, in which no number can be read.
+bool is_captured([[maybe_unused]] at::Device device) {
 #ifdef LETHE_CUDA_KERNELS
+  const c10::cuda::CUDAGuard guard(device);
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 #else
   return true;  // no kernels of ours: not known
@@ -38,7 +40,7 @@ bool is_readable(const at::Tensor& tensor) {
   const c10::DispatchKeySet wrapped{DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::Functionalize,
                                     DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper};
   return tensor.has_storage() && !tensor.key_set().has_any(wrapped) &&
-         (tensor.is_cpu() || (tensor.is_cuda() && !is_captured()));
+         (tensor.is_cpu() || (tensor.is_cuda() && !is_captured(tensor.device())));
 }
 
 // The tensors on a GPU whose numbers a thread has found right, the last of them: all layers of a model get one, and each reading waits for the GPU.

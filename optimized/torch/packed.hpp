@@ -15,10 +15,12 @@ inline constexpr int64_t kWindowOfSequences = int64_t{1} << 40;
 ///
 /// reads    gate [1,T,…]: log f, any float dtype; absent: 0, [1,T,heads] on the device of `like` and in its accumulation dtype.
 ///          cu_seqlens [N+1] int32 or int64: 0 ≤ … ≤ T, the first token of each sequence, then T; equal neighbours are an empty sequence. Its
-///          numbers are checked; not while a CUDA graph is captured or a compiler traces, where those outside [0, T] count as the nearer end
+///          numbers are checked, on a GPU too; not while a CUDA graph is captured, in a compiled graph, or on a GPU without kernels of ours: there those
+///          outside [0, T] count as the nearer end
 /// returns  a gate of the same shape, differentiable: the gradient at a first token is 0
 /// throws   c10::Error "cu_seqlens: expected …, found …", or "name: expected a batch of one …" for `like`, the argument `name`
-/// cost     one copy of the gate; of numbers on a GPU, a wait for it at a thread's first call with that tensor, or since it was written to
+/// cost     one copy of the gate; of numbers on a GPU, a wait for it, but where the tensor is one of the last four that the thread
+///          has found right and Torch knows of no write since
 at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Tensor& cu_seqlens, const char* name,
                              const at::Tensor& like);
 

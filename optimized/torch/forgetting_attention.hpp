@@ -29,8 +29,8 @@ namespace lethe {
 ///          both are read once more.
 ///          window ≥ 1: a query sees its own token and the window − 1 before it; j > i − window.
 ///          cu_seqlens: packed sequences, each with a softmax and gates of its own, as flash-attention's; int32 or int64 [N+1], the first token of
-///          each, then Tk; Tq = Tk and B = 1. Its numbers are checked: on a GPU that waits for them, once for a tensor that a
-///          thread gives again; while a CUDA graph is captured and in a compiled graph they aren't, and those outside [0, Tk] count as the nearer end.
+///          each, then Tk; Tq = Tk and B = 1. Its numbers are checked: those on a GPU by a wait for it, once for a tensor
+///          that a thread gives again. While a CUDA graph is captured and in a compiled graph they aren't: those outside [0, Tk] count as the nearer end.
 ///          prune_by_mass: with a tolerance, whether a query's weights on all skipped keys are bounded by their sum, or each by the largest, as in
 ///          the paper. Either way they sum to less than ε; by mass never more blocks are visited. T is the tokens between the cuts around a
 ///          block's first query: those of its sequence.

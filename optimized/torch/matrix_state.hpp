@@ -49,13 +49,14 @@ namespace lethe {
 ///          With a gate a token, no normalize and 65 to 128 columns, compute capability 9.0 adds up dq and dk of two parts of 16 bits. Other GPUs, and
 ///          it above 64 columns and with a gate a row, round z to 16 bits for a product, too: over 65536 tokens of open gates d log f under normalize is
 ///          off by 21 % in float16. Their normalised backward of 16 tokens or more first takes from the values of a column the mean over all tokens,
-///          packed sequences together, where that is more than ¾ of the mean of their sizes; it takes 12 to 22 times the values' bytes to do so.
+///          packed sequences together, where that is more than ¾ of the mean of their sizes; that needs memory of some five times the values' for a while.
 ///          Larger states run in pieces (optimized/README.md), each of which saves what a call of its size does: values and gradients of v, value gates
 ///          and gates a token of pieces of rows, and gradients of q, k, key gates and β of pieces of columns, are rounded to their dtype and then
 ///          added. All else runs token by token in float32 up to 128 × 128 a piece, and what has no such
 ///          pieces in float64. Equal calls give equal bits, whatever the batch, and no
-///          output depends on a later token; a gradient may in two ways: where values' mean is taken, by its rounding, and with saved states and a gate a token, a token that is NaN or whose products
-///          are infinite may leave those up to 63 before it, not beyond a gate of 0, gradients that are NaN
+///          output depends on a later token; a gradient may in two ways: by rounding, where the mean of all values is taken from them first; and with
+///          saved states and a gate a token, a token that is NaN or whose products are infinite may leave those up to 63 before it, not beyond a gate
+///          of 0, gradients that are NaN
 std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& log_value_gate = std::nullopt,

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
 #include "experiments/models/language_model.hpp"

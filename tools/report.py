@@ -19,8 +19,10 @@ A damaged file is named on standard error and in report.html, and everything els
 import one_line_errors  # noqa: F401  (first: an error is one line)
 
 import argparse
+import multiprocessing
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from report.benchmarks import benchmark_files, benchmark_page
@@ -29,7 +31,7 @@ from report.items import all_folders, items_text
 from report.matrix_state import matrix_state_data, matrix_state_page
 from report.memory import memory_part
 from report.portable import portable_data, portable_page
-from report.results import Faults, machine_folders, sound_claims
+from report.results import Faults, machine_folders, read_once, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
 from report.throughput import figure_name, throughput_data, throughput_page
 from report.training_grid import training_grid_data, training_grid_page
@@ -98,16 +100,31 @@ def training_part(models, folder, trainings):
                 "Lower is better. A curve that still falls at its end gains from more tokens; validation points far above it show overfitting.")
 
 
-def make_folder(root, models, folder, own, faults):
-    """The pages and figures of one folder of results/."""
-    from report.page import Part, page
+def draw_claim(root, folder, number):
+    """The figure of a folder's claim.
+
+    returns  what is damaged
+    """
     from report.style import save  # matplotlib starts slowly, and --tables doesn't need it
 
+    claim, faults = sound_claims(root, folder, use)[0][number], Faults()
+    with faults.of(claim.home / "figure.py"):
+        save(claim.figure(), folder / f"{claim.name}.svg")
+    return faults
+
+
+def make_folder(root, models, folder, own, begun):
+    """The pages of one folder of results/, whose claims' figures are drawn, and the figures of its other measurements.
+
+    begun    what is damaged beside the folder, and in its figures; its report says so too
+    returns  what is damaged in it, and `begun`
+    """
+    from report.page import Part, page
+
+    faults = Faults(begun)
     claims, damaged = sound_claims(root, folder, use)
     faults.extend(damaged)
     for claim in claims:
-        with faults.of(claim.home / "figure.py"):
-            save(claim.figure(), folder / f"{claim.name}.svg")
         write_whole(folder / f"{claim.name}.md", claim_page(claim))
     parts = measurement_parts(root, folder, claims, faults)
     if claims and (root / "experiments/papers/items.csv").exists():
@@ -120,7 +137,8 @@ def make_folder(root, models, folder, own, faults):
             parts.append(training_part(models, folder, own))
     if claims or parts:
         write_whole(folder / "report.html", page(folder.name, claims, parts, faults))
-        print(f"report: {folder / 'report.html'}")
+        print(f"report: {folder / 'report.html'}", flush=True)
+    return faults
 
 
 def make_pages(root, results, models):
@@ -133,7 +151,16 @@ def make_pages(root, results, models):
         places = [results / "trainings"]
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
-        make_folder(root, models, place, own.get(place.name, []) + (unfinished if place == places[0] else []), faults)
+    if (root / "experiments/papers/items.csv").exists():
+        for folder in all_folders(root, results):  # read before the processes part, which need all of them
+            sound_claims(root, folder, use)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
+        drawn = [[pool.submit(draw_claim, root, place, number) for number in range(len(sound_claims(root, place, use)[0]))] for place in places]
+        made = [pool.submit(make_folder, root, models, place, own.get(place.name, []) + (unfinished if place == places[0] else []),
+                            [*faults, *(line for figure in figures for line in figure.result())])
+                for place, figures in zip(places, drawn)]
+    for folder in made:
+        faults.extend(line for line in folder.result() if line not in faults)
     if folders:
         with faults.of(results / "README.md"):
             write_whole(results / "README.md", index(root, results))
@@ -163,9 +190,10 @@ def main():
     models = arguments.models or arguments.root / "artefacts" / "models"
     if os.path.lexists(results) and not results.is_dir():
         raise BadResult(f"--results: expected a folder, found {results}")
-    faults = [] if arguments.tables else make_pages(arguments.root, results, models)
-    if results.resolve() == (arguments.root / "results").resolve():  # README files show the checkout's results, not one's own
-        faults += rewrite_tables(arguments.root, results)
+    with read_once():
+        faults = [] if arguments.tables else make_pages(arguments.root, results, models)
+        if results.resolve() == (arguments.root / "results").resolve():  # README files show the checkout's results, not one's own
+            faults += rewrite_tables(arguments.root, results)
     for line in dict.fromkeys(faults):
         print(f"report: {line}", file=sys.stderr)
     sys.exit(1 if faults else 0)

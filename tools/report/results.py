@@ -6,6 +6,7 @@ import importlib.util
 import math
 import re
 import tomllib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -25,26 +26,26 @@ def read_table(path, columns):
     """Rows of a CSV as dicts with numbers for the columns that hold them."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            names = list(reader.fieldnames or [])
-            if names not in (list(columns), [*columns, *ORIGIN]):
-                raise BadResult(f"{path}: expected the columns {','.join(columns)}, found {','.join(names)}")
-            rows = list(reader)
+            names, *lines = list(csv.reader(file)) or [[]]
     except OSError as error:
         raise BadResult(f"{path}: expected a file, found {error.strerror}") from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise BadResult(f"{path}: expected a CSV in UTF-8, found {error}") from None
-    for number, row in enumerate(rows, start=2):
-        if None in row or None in row.values():
-            raise BadResult(f"{path}, line {number}: expected {len(names)} columns, found {'more' if None in row else 'fewer'}")
-        for name, text in row.items():
+    if names not in (list(columns), [*columns, *ORIGIN]):
+        raise BadResult(f"{path}: expected the columns {','.join(columns)}, found {','.join(names)}")
+    numbers = [(column, name, int if name in COUNTS else float, 0 if name in COUNTS else math.nan)
+               for column, name in enumerate(names) if name in COUNTS | NUMBERS]
+    rows = []
+    for number, line in enumerate(filter(None, lines), start=2):
+        if len(line) != len(names):
+            raise BadResult(f"{path}, line {number}: expected {len(names)} columns, found {'more' if len(line) > len(names) else 'fewer'}")
+        for column, name, kind, empty in numbers:
+            text = line[column]
             try:
-                if name in COUNTS:
-                    row[name] = int(text or 0)
-                elif name in NUMBERS:
-                    row[name] = float(text) if text else math.nan
+                line[column] = kind(text) if text else empty
             except ValueError:
                 raise BadResult(f"{path}, line {number}: {name}: expected a number, found '{text}'") from None
+        rows.append(dict(zip(names, line)))
     return rows
 
 
@@ -229,11 +230,34 @@ class Faults(list):
         return True
 
 
+_kept = None  # by root, folder and use: what sound_claims has found within read_once
+
+
+@contextmanager
+def read_once():
+    """Within this block each folder is read once: for programs that change no result between two readings."""
+    global _kept
+    _kept = {}
+    try:
+        yield
+    finally:
+        _kept = None
+
+
 def sound_claims(root, folder, use=lambda claim: None):
     """(the claims of one results folder, in the order that their folders give; a line on each of the others)
 
     use: a claim that makes it throw is one of the others: whatever is damaged in it, it blocks itself alone
     """
+    if _kept is None:
+        return claims_and_faults(root, folder, use)
+    key = (root, folder.resolve(), use)
+    if key not in _kept:
+        _kept[key] = claims_and_faults(root, folder, use)
+    return _kept[key]
+
+
+def claims_and_faults(root, folder, use):
     claims, faults = [], []
     for path in sorted(folder.glob("*.json")):
         try:

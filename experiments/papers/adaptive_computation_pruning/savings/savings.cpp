@@ -200,11 +200,10 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
   equal.source = "ACP Fig. 3 left";
   equal.headline = true;
   equal.paper = 0;
-  if (equal.out_of_reach.empty()) {
-    const auto differences = found.losses.by_seed({{kWith, 1}, {kWithout, -1}});
-    if (std::ranges::count(differences, 0.0) > 0)
-      equal.open = "runs with and without pruning are equal to the last bit";
-  }
+  equal.note = study.settings.value("seeds_after_a_run", "");
+  if (equal.out_of_reach.empty() &&
+      std::ranges::count(found.losses.by_seed({{kWith, 1}, {kWithout, -1}}), 0.0) > 0)
+    equal.open = "runs with and without pruning are equal to the last bit";
   all.push_back(equal);
   std::vector<Comparison> stretches;
   for (const Measurements& losses : found.of_positions)

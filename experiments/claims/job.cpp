@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <thread>
 
 #include "experiments/certificate.hpp"
@@ -182,26 +183,54 @@ nlohmann::json dataset_of(const Task& task) {
   return {{"name", task.dataset.name()}, {"content", task.dataset.content_hash()}};
 }
 
-/// Trains the task's absent models. Where the settings give the number of cores of a training, as many trainings run in
-/// parallel as fit this machine's cores: small models gain little from a second core.
-///
-/// throws  the first failure, after the parallel trainings have ended
-void train(const Task& task, const std::filesystem::path& models, Clock& clock) {
+/// The cores of a training of the task's.
+int cores_a_training(const Task& task) {
   const int cores = at::get_num_threads();
-  const int cores_a_training = std::clamp(task.settings.value("cores_a_training", cores), 1, cores);
+  return std::clamp(task.settings.value("cores_a_training", cores), 1, cores);
+}
+
+/// A training that tasks need.
+struct Training {
+  const Run* run;
+  const Dataset* dataset;
+};
+
+/// The absent trainings of the tasks and the sources of conversions, each once, the longest first: at the end no core waits long for another.
+std::vector<Training> absent_trainings(std::span<const Task> tasks, const std::filesystem::path& models) {
+  std::map<std::string, Training> by_name;
+  const auto add = [&](const Run& run, const Dataset& dataset) {
+    const std::string name = artefact_name(run, dataset);
+    return !is_trained(name, models) && by_name.try_emplace(name, Training{&run, &dataset}).second;
+  };
+  for (const Task& task : tasks)
+    for (const Run& run : task.runs)
+      if (add(run, task.dataset) && run.conversion && run.conversion->source_data.empty())
+        add(run.conversion->source, task.dataset);
+  std::vector<Training> trainings;
+  for (const auto& [_, training] : by_name) trainings.push_back(training);
+  std::ranges::stable_sort(trainings, std::ranges::greater{},
+                           [](const Training& training) { return training_work(*training.run); });
+  return trainings;
+}
+
+/// Trains the absent models of the tasks, as many side by side as have their cores: small models gain little from a second core.
+///
+/// throws  the first failure, after the trainings in progress have ended
+void train(std::span<const Task> tasks, const std::filesystem::path& models, Clock& clock) {
+  const int cores = at::get_num_threads(), cores_of_one = cores_a_training(tasks.front());
+  const std::vector<Training> trainings = absent_trainings(tasks, models);
   std::atomic<size_t> next = 0;
   std::exception_ptr failure;
   std::mutex failure_mutex;
   const auto work = [&] {
-    at::set_num_threads(cores_a_training);
-    for (size_t r; (r = next++) < task.runs.size();) {
-      const Run& run = task.runs[r];
-      if (is_trained(artefact_name(run, task.dataset), models)) continue;
+    at::set_num_threads(cores_of_one);
+    for (size_t t; (t = next++) < trainings.size();) {
+      const Run& run = *trainings[t].run;
       const std::string what = "training " + described(run);
       try {
         // On CPU cores small models train side by side, and a measurement would stand in their way.
         const TrainingLimit limit = run.training.device == "cpu" ? TrainingLimit{} : training_limit(run);
-        trained(run, task.dataset, models, [&](Progress progress) {
+        trained(run, *trainings[t].dataset, models, [&](Progress progress) {
           if (!progress.notice.empty()) return clock.notice(progress);
           progress.limit = limit;
           const double share = static_cast<double>(progress.step) / static_cast<double>(progress.steps);
@@ -211,16 +240,25 @@ void train(const Task& task, const std::filesystem::path& models, Clock& clock) 
       } catch (...) {
         const std::scoped_lock lock(failure_mutex);
         if (!failure) failure = std::current_exception();
-        next = task.runs.size();
+        next = trainings.size();
       }
     }
   };
   {
     std::vector<std::jthread> workers;
-    for (int w = 0; w < cores / cores_a_training; ++w) workers.emplace_back(work);
+    for (int w = 0; w < cores / cores_of_one; ++w) workers.emplace_back(work);
   }
   at::set_num_threads(cores);
   if (failure) std::rethrow_exception(failure);
+}
+
+/// How many of the tasks are trained before the first is measured: those whose trainings stand side by side, so that no core is idle between two claims.
+size_t trained_together(std::span<const Task> tasks) {
+  if (cores_a_training(tasks.front()) == at::get_num_threads()) return 1;
+  const auto other = std::ranges::find_if(tasks, [&](const Task& task) {
+    return !task.runs.empty() && cores_a_training(task) != cores_a_training(tasks.front());
+  });
+  return static_cast<size_t>(other - tasks.begin());
 }
 
 Study study_of(const Task& task, const Context& context, std::function<void(double)> progress) {
@@ -336,20 +374,16 @@ void run_experiments(const std::vector<Experiment>& selected, const Context& con
     if (context.only.empty() || !task.runs.empty()) tasks.push_back(std::move(task));
   }
 
-  std::map<std::string, double> work;  // remaining trainings and measurements, each counted once
-  for (const Task& task : tasks) {
-    work[task.experiment.name()] = measuring_work(task);
-    for (const Run& run : task.runs)
-      if (const auto name = artefact_name(run, task.dataset); !is_trained(name, models))
-        work[name] = training_work(run);
-  }
   double all = 0;
-  for (const auto& [_, part] : work) all += part;
+  for (const Task& task : tasks) all += measuring_work(task);
+  for (const Training& training : absent_trainings(tasks, models)) all += training_work(*training.run);
   Clock clock(all, context.progress);
   if (const std::string reason = missing_commit(context.root); !reason.empty()) clock.notice({.notice = reason});
-  for (const Task& task : tasks) {
-    train(task, models, clock);
-    measure(task, context, models, clock);
+  for (std::span<const Task> left = tasks; !left.empty();) {
+    const std::span<const Task> group = left.first(trained_together(left));
+    train(group, models, clock);
+    for (const Task& task : group) measure(task, context, models, clock);
+    left = left.subspan(group.size());
   }
 }
 

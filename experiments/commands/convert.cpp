@@ -66,6 +66,17 @@ MixerConfig in_the_place_of(const MixerConfig& source, const std::string& name, 
   return ours.get<MixerConfig>();
 }
 
+/// The mixers that trained softmax attention can become.
+std::vector<std::string> after_softmax() {
+  const ModelConfig softmax = named_architecture("transformer-llama");
+  std::vector<std::string> names;
+  for (const Mixer& mixer : mixers()) {
+    const MixerConfig config = in_the_place_of(softmax.mixer.of(0), mixer.name, false);
+    if (config.row().swap(softmax, config.options())) names.push_back(mixer.name);
+  }
+  return names;
+}
+
 Run converted_run(const ConvertOptions& options, const Artefact& source) {
   nlohmann::json conversion = options.conversion;
   conversion["source"] = source.run;
@@ -161,8 +172,9 @@ void add_convert(CLI::App& app, const Place& place) {
         },
         knob.description);
   };
-  command->add_option("--mixer", options->mixer, "One of " + listed(mixers(), &Mixer::name) + " (default: as it is)")
-      ->check(one_of(mixers(), &Mixer::name));
+  const std::vector<std::string> names = after_softmax();
+  command->add_option("--mixer", options->mixer, "One of " + listed(names) + " (default: as it is)")
+      ->check(one_of(names));
   for (const Knob& knob : kMixerKnobs) add(knob);
   command->add_option_function<std::string>(
       "--projections", [&options = *options](const std::string& word) { options.conversion["projections"] = word; },

@@ -2,10 +2,11 @@
 
 #include <cmath>
 
+#include "experiments/claims/curves.hpp"
 #include "experiments/claims/deciding.hpp"
 #include "experiments/claims/measures.hpp"
+#include "experiments/claims/seeds.hpp"
 #include "experiments/json_file.hpp"
-#include "experiments/claims/curves.hpp"
 #include "experiments/papers/forgetting_curve/llama.hpp"
 
 namespace lethe::segment_recurrence {
@@ -67,7 +68,8 @@ Findings measure(const Study& study) {
                      .measured = mean(falls),
                      .band = 1.96 * mean(errors),
                      .no_refutation = study.settings.value("short_sight", "")};
-  falling.would_decide = deciding_sample(falling, falling.band, 0, "the text");
+  if (curves.has(kLlamaXl)) falling.would_decide = deciding_sample(falling, falling.band, 0, "the text");
+  else falling = of_absent_row(falling, kLlamaXl);
   curves.findings.comparisons = {
       falling,
       stated(at("Its copy and LM curves are one at a segment", kLlamaXl, segment, Expectation::within(0.01)),

@@ -98,6 +98,12 @@ struct Scores {
       updated;  ///< accuracy without updates; with them; then of the keys that have two values
 };
 
+/// Whether a scale trains the stack on the task with updates: settings["update_rows"] has some of those that can be, without it all.
+bool is_asked_with_updates(const Study& study, const Stack& stack) {
+  const auto rows = study.settings.find("update_rows");
+  return rows == study.settings.end() || std::ranges::count(*rows, nlohmann::json(stack.name)) > 0;
+}
+
 /// The settings of the evaluation for a stack: settings["task"], with the trunk settings["task"]["model"] and this mixer.
 nlohmann::json task_of(const Study& study, const Stack& stack, int64_t updates) {
   nlohmann::json task = study.settings.at("task");
@@ -128,7 +134,7 @@ void measure_stacks(const Study& study, const Artefact& host, Scores& scores, Fi
   for (const Stack& stack : stacks(sizes_of(study), whole_number(trunk, "width") / whole_number(trunk, "heads"),
                                    study.settings.at("forget_bias"), task_rows(study)))
     for (const int64_t changed : {int64_t{0}, updates}) {
-      if (changed == 0 ? !stack.plain : !stack.with_updates) continue;
+      if (changed == 0 ? !stack.plain : !stack.with_updates || !is_asked_with_updates(study, stack)) continue;
       const std::string& label = stack.name;
       const Evaluated found = evaluated(study, host, "associative_recall", task_of(study, stack, changed),
                                         {"accuracy_at_seed", "updated_accuracy_at_seed"});
@@ -190,7 +196,9 @@ std::vector<Comparison> comparisons_of(const Study& study, const Scores& scores)
     comparison.note = study.settings.value("first_run", "");
     const Measurements& learned = &scores_of == &scores.updated ? scores.with_updates : scores.recall;
     for (const std::string& one : {row, other}) {
-      if (other == kBlind || learned.compare("", {{one, 1}}, {}).measured > of_context + kLearned) continue;
+      if (!comparison.absent_row.empty() || other == kBlind ||
+          learned.compare("", {{one, 1}}, {}).measured > of_context + kLearned)
+        continue;
       comparison.open = one + " has not learned the task in " + study.settings.at("task").at("steps").dump() + " steps";
     }
     all.push_back(comparison);

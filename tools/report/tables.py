@@ -248,7 +248,7 @@ The raw numbers of scale gpu, losses of every sequence and logs, are in `raw/`. 
 def index(root, results):
     """results/README.md: every folder's verdicts, and its other measurements."""
     text = HEAD_OF_THE_INDEX
-    for folder in machine_folders(results):
+    for folder in sorted({*machine_folders(results), *(page.parent for page in results.glob("*/*.md"))}):
         claims, _ = sound_claims(root, folder, use)
         text += f"\n## {folder.name}\n"
         if claims:

@@ -19,8 +19,7 @@ constexpr uintmax_t kLargest = uintmax_t{64} << 20;
   throw std::invalid_argument(name + ": expected " + expected + ", found " + found);
 }
 
-/// How deep arrays and objects stand in one another, of a text that is JSON. Not by json::parse's callback: with one, the end of every element walks
-/// through the whole of its parent.
+/// The largest nesting depth of a JSON text. A callback of json::parse would be quadratic: after each element it scans the parent.
 int depth_of(std::string_view text) {
   int depth = 0, deepest = 0;
   bool is_string = false;
@@ -52,7 +51,8 @@ std::string as_utf8(const std::string& bytes) {
 }
 
 json parse_json(std::string_view text, const std::string& name) {
-  if (depth_of(text) > kDeepest) refuse(name, "JSON of at most " + std::to_string(kDeepest) + " levels", "a deeper one");
+  if (depth_of(text) > kDeepest)
+    refuse(name, "JSON of at most " + std::to_string(kDeepest) + " levels", "a deeper one");
   try {
     return json::parse(text);
   } catch (const json::parse_error& error) {

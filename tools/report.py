@@ -21,6 +21,7 @@ import one_line_errors  # noqa: F401  (first: an error is one line)
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -113,15 +114,15 @@ def draw_claim(root, folder, number):
     return faults
 
 
-def make_folder(root, models, folder, own, begun):
+def make_folder(root, models, folder, own, earlier):
     """The pages of one folder of results/, whose claims' figures are drawn, and the figures of its other measurements.
 
-    begun    what is damaged beside the folder, and in its figures; its report says so too
-    returns  what is damaged in it, and `begun`
+    earlier  faults of what is beside the folder, and of its figures: also in its report
+    returns  these and the folder's own
     """
     from report.page import Part, page
 
-    faults = Faults(begun)
+    faults = Faults(earlier)
     claims, damaged = sound_claims(root, folder, use)
     faults.extend(damaged)
     for claim in claims:
@@ -152,15 +153,20 @@ def make_pages(root, results, models):
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
     if (root / "experiments/papers/items.csv").exists():
-        for folder in all_folders(root, results):  # read before the processes part, which need all of them
+        for folder in all_folders(root, results):  # read before the fork: every process needs them
             sound_claims(root, folder, use)
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
-        drawn = [[pool.submit(draw_claim, root, place, number) for number in range(len(sound_claims(root, place, use)[0]))] for place in places]
-        made = [pool.submit(make_folder, root, models, place, own.get(place.name, []) + (unfinished if place == places[0] else []),
-                            [*faults, *(line for figure in figures for line in figure.result())])
-                for place, figures in zip(places, drawn)]
-    for folder in made:
-        faults.extend(line for line in folder.result() if line not in faults)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork"), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        try:
+            drawn = [[pool.submit(draw_claim, root, place, number) for number in range(len(sound_claims(root, place, use)[0]))]
+                     for place in places]
+            made = [pool.submit(make_folder, root, models, place, own.get(place.name, []) + (unfinished if place == places[0] else []),
+                                [*faults, *(line for figure in figures for line in figure.result())])
+                    for place, figures in zip(places, drawn)]
+            for folder in made:
+                faults.extend(line for line in folder.result() if line not in faults)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     if folders:
         with faults.of(results / "README.md"):
             write_whole(results / "README.md", index(root, results))

@@ -9,6 +9,9 @@ namespace lethe {
 void write_findings(const Study& study, Findings findings, const Context& context, const nlohmann::json& dataset,
                     const std::string& key, const std::vector<std::string>& not_run) {
   fill_origins(findings.records, study.trained);
+  if (const std::string changed = study.settings.value("changed_after_a_run", ""); !changed.empty())
+    for (Comparison& comparison : findings.comparisons)
+      comparison.note += (comparison.note.empty() ? "" : "; ") + changed;
   nlohmann::json runs = nlohmann::json::array();
   for (const Artefact& artefact : study.trained) {
     const auto done = read_sealed(artefact.folder / "done.json");

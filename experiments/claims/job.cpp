@@ -17,6 +17,7 @@
 
 #include "experiments/certificate.hpp"
 #include "experiments/claims/clock.hpp"
+#include "experiments/claims/datasets.hpp"
 #include "experiments/claims/findings_files.hpp"
 #include "experiments/claims/runs.hpp"
 #include "experiments/claims/settings.hpp"
@@ -47,29 +48,6 @@ std::string program_fingerprint() {
   dl_iterate_phdr(visit, &hashes);
   return sha256(hashes);
 }
-
-/// Data sets by corpus and tokenizer, each read once; an empty data set for a claim that reads no text.
-class Datasets {
- public:
-  explicit Datasets(std::filesystem::path root) : root_(std::move(root)) {}
-
-  const Dataset& of(const nlohmann::json& settings) {
-    if (!settings.contains("training")) return none_;
-    const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
-    auto& dataset = loaded_[{corpus, tokenizer}];
-    if (!dataset) dataset = std::make_unique<Dataset>(prepared_dataset(corpus, tokenizer, root_));
-    if (const std::string text = settings.value("text", dataset->source_hash()); text != dataset->source_hash())
-      throw std::invalid_argument(corpus + ": expected the text " + text +
-                                  " of config.toml (tools/fetch_books.py rebuilds it), found " +
-                                  dataset->source_hash());
-    return *dataset;
-  }
-
- private:
-  std::filesystem::path root_;
-  std::map<std::pair<std::string, std::string>, std::unique_ptr<Dataset>> loaded_;
-  Dataset none_;
-};
 
 /// A claim to be measured, with all inputs of its result.
 struct Task {
@@ -195,7 +173,7 @@ struct Training {
   const Dataset* dataset;
 };
 
-/// The absent trainings of the tasks and the sources of conversions, each once, the longest first: at the end no core waits long for another.
+/// The absent trainings of the tasks and the sources of conversions, each once, the longest first, so that all cores finish at about the same time.
 std::vector<Training> absent_trainings(std::span<const Task> tasks, const std::filesystem::path& models) {
   std::map<std::string, Training> by_name;
   const auto add = [&](const Run& run, const Dataset& dataset) {
@@ -213,15 +191,19 @@ std::vector<Training> absent_trainings(std::span<const Task> tasks, const std::f
   return trainings;
 }
 
-/// Trains the absent models of the tasks, as many side by side as have their cores: small models gain little from a second core.
+/// Trains the absent models of the tasks, as many in parallel as the cores allow: small models gain little from a second core.
 ///
-/// throws  the first failure, after the trainings in progress have ended
+/// throws  the first failure, after the other trainings
 void train(std::span<const Task> tasks, const std::filesystem::path& models, Clock& clock) {
   const int cores = at::get_num_threads(), cores_of_one = cores_a_training(tasks.front());
   const std::vector<Training> trainings = absent_trainings(tasks, models);
   std::atomic<size_t> next = 0;
   std::exception_ptr failure;
   std::mutex failure_mutex;
+  const auto fail = [&] {
+    const std::scoped_lock lock(failure_mutex);
+    if (!failure) failure = std::current_exception();
+  };
   const auto work = [&] {
     at::set_num_threads(cores_of_one);
     for (size_t t; (t = next++) < trainings.size();) {
@@ -237,10 +219,10 @@ void train(std::span<const Task> tasks, const std::filesystem::path& models, Clo
           clock.begun(what, share * training_work(run), progress);
         });
         clock.done(what, training_work(run));
+      } catch (const Interrupted&) {
+        fail(), next = trainings.size();
       } catch (...) {
-        const std::scoped_lock lock(failure_mutex);
-        if (!failure) failure = std::current_exception();
-        next = trainings.size();
+        fail();
       }
     }
   };
@@ -252,7 +234,7 @@ void train(std::span<const Task> tasks, const std::filesystem::path& models, Clo
   if (failure) std::rethrow_exception(failure);
 }
 
-/// How many of the tasks are trained before the first is measured: those whose trainings stand side by side, so that no core is idle between two claims.
+/// How many of the tasks are trained before the first is measured: those that train in parallel, with the same number of cores a training.
 size_t trained_together(std::span<const Task> tasks) {
   if (cores_a_training(tasks.front()) == at::get_num_threads()) return 1;
   const auto other = std::ranges::find_if(tasks, [&](const Task& task) {
@@ -381,8 +363,17 @@ void run_experiments(const std::vector<Experiment>& selected, const Context& con
   if (const std::string reason = missing_commit(context.root); !reason.empty()) clock.notice({.notice = reason});
   for (std::span<const Task> left = tasks; !left.empty();) {
     const std::span<const Task> group = left.first(trained_together(left));
-    train(group, models, clock);
-    for (const Task& task : group) measure(task, context, models, clock);
+    std::exception_ptr failure;
+    try {
+      train(group, models, clock);
+    } catch (const Interrupted&) {
+      throw;
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    for (const Task& task : group)
+      if (!failure || absent_trainings({&task, 1}, models).empty()) measure(task, context, models, clock);
+    if (failure) std::rethrow_exception(failure);
     left = left.subspan(group.size());
   }
 }

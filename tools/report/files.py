@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from sealed_json import has_seal
@@ -35,7 +36,7 @@ def write_whole(path, content):
         if path.exists() and not path.is_file():
             path.write_bytes(content)
         elif not path.exists() or path.read_bytes() != content:
-            draft = path.with_name(path.name + ".new")
+            draft = path.with_name(f"{path.name}.{os.getpid()}.new")
             try:
                 draft.write_bytes(content)
                 draft.replace(path)

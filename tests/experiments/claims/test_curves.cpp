@@ -135,8 +135,8 @@ HandMade small_model(const std::vector<double>& of_untrained,
 }
 
 /// Llama-XL without memory beyond its segments, whose loss falls by so much after the second.
-HandMade segment_recurrence(double fall, const nlohmann::json& changes = nlohmann::json::object()) {
-  return HandMade("segment_recurrence", "quick", changes, [fall](HandMade& claim) {
+HandMade segment_recurrence(double fall) {
+  return HandMade("segment_recurrence", "quick", {{"row_seeds", {{"Llama-XL", 1}}}}, [fall](HandMade& claim) {
     claim.curve("Llama", always({0.4, 0.41, 0.39}));
     claim.curve("Llama-XL", always({0.001, -0.001, 0}));
     const auto& settings = claim.study.settings;
@@ -279,37 +279,16 @@ TEST(SmallModel, OfAnotherArchitectureHasAStatementWhereItRan) {
   for (const Artefact& model : claim.study.trained) EXPECT_EQ(model.run.model.mlp_ratio, 6) << model.run.label;
 }
 
-TEST(ClosedGates, NeitherRefuteNorDecide) {
-  const auto open = architectures(-0.3).judged(), closed = architectures(-0.3, {{"closed_gates", "they are"}}).judged();
-  for (const char* begin : {"FoX (Pro) copies", "FoX (Pro) has coarse memory"}) {
-    EXPECT_EQ(one_of(open, begin).verdict(), Verdict::kRefuted);
-    EXPECT_EQ(one_of(closed, begin).verdict(), Verdict::kInconclusive);
-    EXPECT_EQ(one_of(closed, begin).no_refutation, "they are");
-    EXPECT_FALSE(one_of(closed, begin).headline);
-  }
-  EXPECT_EQ(overall(open), Verdict::kRefuted);
-  EXPECT_EQ(overall(closed), Verdict::kTrendReproduced);
-  EXPECT_NE(one_of(closed, "FoX (Pro) copies").note, "") << "a headline once";
-}
-
-TEST(ClosedGates, LeaveWhatCopiesAndWhatHasNoGates) {
-  const auto copies = architectures(0.4, {{"closed_gates", "they are"}}).judged();
-  EXPECT_EQ(one_of(copies, "FoX (Pro) copies").verdict(), Verdict::kTrendReproduced) << "what is seen counts";
-  HandMade forgets = architectures(0.4, {{"closed_gates", "they are"}});
-  forgets.curve(kTransformer, always({0, 0, 0}));
-  const auto judged = forgets.judged();
-  EXPECT_EQ(one_of(judged, "Transformer (Pro) has coarse memory").verdict(), Verdict::kRefuted);
-  EXPECT_EQ(overall(judged), Verdict::kRefuted);
-}
-
-TEST(ShortSight, LeavesALossThatRisesOpen) {
-  const nlohmann::json far = {{"short_sight", nullptr}};
+TEST(SegmentRecurrence, IsRefutedByALossThatRisesAndOutOfReachWithoutLlamaXl) {
   const auto loss = [](const HandMade& claim) {
     return one_of(claim.judged(), "The loss of Llama-XL falls").verdict();
   };
-  EXPECT_EQ(loss(segment_recurrence(-0.1, far)), Verdict::kRefuted);
-  EXPECT_EQ(loss(segment_recurrence(-0.1)), Verdict::kInconclusive);
+  EXPECT_EQ(loss(segment_recurrence(-0.1)), Verdict::kRefuted);
   EXPECT_EQ(loss(segment_recurrence(0.1)), Verdict::kTrendReproduced);
+  const HandMade claim("segment_recurrence", "quick", nlohmann::json::object(),
+                       [](HandMade& made) { made.curve("Llama", always({0.4, 0.41, 0.39})); });
+  EXPECT_EQ(loss(claim), Verdict::kOutOfReach);
+  EXPECT_EQ(one_of(claim.judged(), "Llama, which sees the whole text").verdict(), Verdict::kTrendReproduced);
 }
 
 /// prefix_sources of a model that copies its own split and `train` as far as 128 tokens, if no other length is given.

@@ -87,14 +87,6 @@ Findings measure(const Study& study) {
                          Expectation::within(0)),
           "theory: window", true);
   }
-  if (const std::string reason = study.settings.value("closed_gates", ""); !reason.empty())
-    for (Comparison& comparison : comparisons)
-      if (comparison.statement.starts_with("FoX")) {
-        comparison.no_refutation = reason;
-        if (comparison.headline)
-          comparison.note = "was a headline in a first run; " + study.settings.value("first_run", "");
-        comparison.headline = false;
-      }
   for (Comparison& comparison : comparisons)
     if (comparison.note.empty()) comparison.note = study.settings.value("first_run", "");
   state(curves.control(kUntrained + ": no gap", kUntrained, lengths.half, Expectation::within(0.01)), "control", true);

@@ -64,12 +64,14 @@ Findings measure(const Study& study) {
                      .source = "Curve Fig. 5",
                      .unit = "nats",
                      .headline = true,
-                     .expectation = Expectation::positive(),
-                     .measured = mean(falls),
-                     .band = 1.96 * mean(errors),
-                     .no_refutation = study.settings.value("short_sight", "")};
-  if (curves.has(kLlamaXl)) falling.would_decide = deciding_sample(falling, falling.band, 0, "the text");
-  else falling = of_absent_row(falling, kLlamaXl);
+                     .expectation = Expectation::positive()};
+  if (curves.has(kLlamaXl)) {
+    falling.measured = mean(falls);
+    falling.band = 1.96 * mean(errors);
+    falling.would_decide = deciding_sample(falling, falling.band, 0, "the text");
+  } else {
+    falling = of_absent_row(falling, kLlamaXl);
+  }
   curves.findings.comparisons = {
       falling,
       stated(at("Its copy and LM curves are one at a segment", kLlamaXl, segment, Expectation::within(0.01)),

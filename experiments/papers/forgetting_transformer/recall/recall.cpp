@@ -98,7 +98,7 @@ struct Scores {
       updated;  ///< accuracy without updates; with them; then of the keys that have two values
 };
 
-/// Whether a scale trains the stack on the task with updates: settings["update_rows"] has some of those that can be, without it all.
+/// Whether a scale trains the stack on the task with updates: settings["update_rows"] lists them; without the key all are trained.
 bool is_asked_with_updates(const Study& study, const Stack& stack) {
   const auto rows = study.settings.find("update_rows");
   return rows == study.settings.end() || std::ranges::count(*rows, nlohmann::json(stack.name)) > 0;

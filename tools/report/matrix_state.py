@@ -1,11 +1,11 @@
 """matrix_state.json of optimized/benchmarks/cuda/matrix_state.py as a table: the linear family's times against the bytes that a call must move.
-matrix_state_near_one.json, matrix_state_rivals.json, matrix_state_peers.json and matrix_state_packages.json, of its options --fla and --peers:
-beside the operators of others, the first with gates near one too."""
+matrix_state_near_one.json, matrix_state_near_one_second.json, matrix_state_rivals.json and matrix_state_packages.json, of its options --fla and --peers:
+beside the operators of others, the first two with gates near one too."""
 
 from report.files import BadResult, read_json
 from report.markdown import commit_words, number, table
 
-MATRIX_STATE = ("matrix_state", "matrix_state_near_one", "matrix_state_rivals", "matrix_state_peers", "matrix_state_packages")
+MATRIX_STATE = ("matrix_state", "matrix_state_near_one", "matrix_state_near_one_second", "matrix_state_rivals", "matrix_state_packages")
 MEMBERS = ("batch", "tokens", "heads", "rows", "columns", "gates", "direction", "microseconds", "floor_microseconds", "share")
 
 

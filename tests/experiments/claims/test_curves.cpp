@@ -134,11 +134,11 @@ HandMade small_model(const std::vector<double>& of_untrained,
   });
 }
 
-/// Llama-XL without memory beyond its segments, whose loss falls by so much after the second.
-HandMade segment_recurrence(double fall) {
-  return HandMade("segment_recurrence", "quick", {{"row_seeds", {{"Llama-XL", 1}}}}, [fall](HandMade& claim) {
+/// Llama-XL without memory beyond its segments, whose loss falls by so much after the second, of so many seeds.
+HandMade segment_recurrence(double fall, int seeds = 1) {
+  return HandMade("segment_recurrence", "quick", {{"row_seeds", {{"Llama-XL", seeds}}}}, [&](HandMade& claim) {
     claim.curve("Llama", always({0.4, 0.41, 0.39}));
-    claim.curve("Llama-XL", always({0.001, -0.001, 0}));
+    if (seeds > 0) claim.curve("Llama-XL", always({0.001, -0.001, 0}));
     const auto& settings = claim.study.settings;
     const int64_t segment = settings.at("segment"),
                   longest = segment * settings.at("evaluation").at("segments").get<int64_t>();
@@ -285,10 +285,9 @@ TEST(SegmentRecurrence, IsRefutedByALossThatRisesAndOutOfReachWithoutLlamaXl) {
   };
   EXPECT_EQ(loss(segment_recurrence(-0.1)), Verdict::kRefuted);
   EXPECT_EQ(loss(segment_recurrence(0.1)), Verdict::kTrendReproduced);
-  const HandMade claim("segment_recurrence", "quick", nlohmann::json::object(),
-                       [](HandMade& made) { made.curve("Llama", always({0.4, 0.41, 0.39})); });
-  EXPECT_EQ(loss(claim), Verdict::kOutOfReach);
-  EXPECT_EQ(one_of(claim.judged(), "Llama, which sees the whole text").verdict(), Verdict::kTrendReproduced);
+  EXPECT_EQ(loss(segment_recurrence(0.1, 0)), Verdict::kOutOfReach);
+  EXPECT_EQ(one_of(segment_recurrence(0.1, 0).judged(), "Llama, which sees the whole text").verdict(),
+            Verdict::kTrendReproduced);
 }
 
 /// prefix_sources of a model that copies its own split and `train` as far as 128 tokens, if no other length is given.

@@ -143,7 +143,7 @@ TEST(TrainingContextRuns, AreThoseOfTheAblationsAndOfSavings) {
     for (const std::string& run : own)
       EXPECT_EQ(identities("ablations", "gpu", row, 4096).count(run), 1u) << row << ": trained again";
     EXPECT_EQ(identities("training_context", "quick", name, 256).size(),
-              name.find("Pro") == std::string::npos ? 5u : 1u)
+              name.find("Pro") == std::string::npos ? 5u : 2u)
         << row;
   }
   const auto own = identities("training_context", "gpu", "FoX (Pro) at 16384", 16384),

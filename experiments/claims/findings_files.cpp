@@ -6,12 +6,19 @@
 
 namespace lethe {
 
+void say_what_settings_say(const nlohmann::json& settings, std::vector<Comparison>& comparisons) {
+  const std::string changed = settings.value("changed_after_a_run", "");
+  const auto undecided = settings.value("undecided", nlohmann::json::object());
+  for (Comparison& comparison : comparisons) {
+    if (!changed.empty()) comparison.note += (comparison.note.empty() ? "" : "; ") + changed;
+    if (undecided.contains(comparison.statement)) comparison.open = undecided.at(comparison.statement);
+  }
+}
+
 void write_findings(const Study& study, Findings findings, const Context& context, const nlohmann::json& dataset,
                     const std::string& key, const std::vector<std::string>& not_run) {
   fill_origins(findings.records, study.trained);
-  if (const std::string changed = study.settings.value("changed_after_a_run", ""); !changed.empty())
-    for (Comparison& comparison : findings.comparisons)
-      comparison.note += (comparison.note.empty() ? "" : "; ") + changed;
+  say_what_settings_say(study.settings, findings.comparisons);
   nlohmann::json runs = nlohmann::json::array();
   for (const Artefact& artefact : study.trained) {
     const auto done = read_sealed(artefact.folder / "done.json");

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "experiments/claims/findings_files.hpp"
 #include "experiments/claims/job.hpp"
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
@@ -203,6 +204,16 @@ TEST(Scales, CountTheTrainingsOfTheirCost) {
       ++compared;
     }
   EXPECT_GT(compared, 10);
+}
+
+TEST(Settings, NoteWhatChangedAndLeaveOpenWhatAMachineCanChange) {
+  std::vector<Comparison> comparisons = {{.statement = "one", .note = "a note"}, {.statement = "another"}};
+  say_what_settings_say({{"changed_after_a_run", "since then"}, {"undecided", {{"another", "two machines differ"}}}},
+                        comparisons);
+  EXPECT_EQ(comparisons[0].note, "a note; since then");
+  EXPECT_EQ(comparisons[1].note, "since then");
+  EXPECT_EQ(comparisons[0].open, "");
+  EXPECT_EQ(comparisons[1].open, "two machines differ");
 }
 
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {

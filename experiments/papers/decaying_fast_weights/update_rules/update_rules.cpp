@@ -90,11 +90,7 @@ Findings measure(const Study& study) {
     all.findings.comparisons.push_back(comparison);
   }
 
-  const auto undecided = study.settings.value("undecided", nlohmann::json::object());  // statement: why
-  for (Comparison& comparison : all.findings.comparisons) {
-    comparison.note = study.settings.value("first_run", "");
-    if (undecided.contains(comparison.statement)) comparison.open = undecided.at(comparison.statement);
-  }
+  for (Comparison& comparison : all.findings.comparisons) comparison.note = study.settings.value("first_run", "");
 
   for (const Divergence& d : divergences()) all.add_divergence(d.statement, d.source, d.row);
   Comparison others{.statement = "The other rows of the table converge: so many don't",

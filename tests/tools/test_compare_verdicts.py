@@ -48,7 +48,7 @@ class Verdicts(unittest.TestCase):
     def test_that_differ_have_a_row(self):
         status, said = self.run_tool(f"wide={self.root / 'first'}", f"narrow={self.root / 'second'}", "--output", str(self.root / "verdicts.json"))
         self.assertEqual(status, 0, said)
-        self.assertIn("Of 2 statements at scale quick that ran more than once, 1 have one verdict wherever they ran. The others:", said)
+        self.assertIn("Of 2 statements at scale quick, in the settings of these commits, that ran more than once, 1 have one verdict wherever they ran. The others:", said)
         self.assertIn("| a | y | refuted | reproduced |", said)
         self.assertNotIn("| a | x |", said)
         self.assertIn("| narrow | P | DEFAULT | 2 |", said)

@@ -14,7 +14,7 @@ def verdicts_text(members):
     text = table(["run", "processor", "instructions", "cores", "commit", "date"],
                  [[run["name"], run["processor"], run["instruction_set"], str(run["cores"]), ", ".join(commit[:12] for commit in run["commits"]),
                    " to ".join(dict.fromkeys((run["dates"][0], run["dates"][-1])))] for run in members["runs"]])
-    text += f"\nOf {len(ran)} statements at scale {members['scale']} that ran more than once, "
+    text += f"\nOf {len(ran)} statements at scale {members['scale']}, in the settings of these commits, that ran more than once, "
     text += f"{len(ran) - len(differ)} have one verdict wherever they ran"
     if not differ:
         return text + ".\n"

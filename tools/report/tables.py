@@ -246,7 +246,7 @@ The raw numbers of scale gpu, losses of every sequence and logs, are in `raw/`. 
 
 
 def index(root, results):
-    """results/README.md: every folder's verdicts, and its other measurements."""
+    """results/README.md: the verdicts and other measurements of every folder with pages."""
     text = HEAD_OF_THE_INDEX
     for folder in sorted({*machine_folders(results), *(page.parent for page in results.glob("*/*.md"))}):
         claims, _ = sound_claims(root, folder, use)

@@ -361,21 +361,21 @@ void run_experiments(const std::vector<Experiment>& selected, const Context& con
   for (const Training& training : absent_trainings(tasks, models)) all += training_work(*training.run);
   Clock clock(all, context.progress);
   if (const std::string reason = missing_commit(context.root); !reason.empty()) clock.notice({.notice = reason});
+  std::exception_ptr failure;
   for (std::span<const Task> left = tasks; !left.empty();) {
     const std::span<const Task> group = left.first(trained_together(left));
-    std::exception_ptr failure;
     try {
       train(group, models, clock);
     } catch (const Interrupted&) {
       throw;
     } catch (...) {
-      failure = std::current_exception();
+      if (!failure) failure = std::current_exception();
     }
     for (const Task& task : group)
       if (!failure || absent_trainings({&task, 1}, models).empty()) measure(task, context, models, clock);
-    if (failure) std::rethrow_exception(failure);
     left = left.subspan(group.size());
   }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace lethe

@@ -150,6 +150,19 @@ TEST_F(PartOfTheRuns, MeasuresNoClaimThatHasNoneOfThemAndWritesNone) {
   EXPECT_FALSE(fs::exists(context.results));
 }
 
+TEST_F(PartOfTheRuns, MeasuresWhatNeedsNoTrainingThatFailed) {
+  measured.clear();
+  const Experiment broken = claim("none", only_absent, measure_and_tell),
+                   whole = claim("one", only_trained, measure_and_tell);
+  const lethe::Run failing = only_absent(claim_settings(context.root, broken, "quick"), 0).front();
+  fs::create_directories(models);
+  std::ofstream(models / artefact_name(failing, dataset)) << "a file where the run's folder belongs";
+  EXPECT_ANY_THROW(run_experiments({broken, whole}, context));
+  EXPECT_EQ(measured, std::vector<std::string>{"one"});
+  EXPECT_TRUE(fs::exists(context.results / "one.json"));
+  EXPECT_FALSE(fs::exists(context.results / "none.json"));
+}
+
 /// Of one run another training, elsewhere and with other weights.
 class TwoTrainings : public PartOfTheRuns {
  protected:

@@ -49,7 +49,12 @@ SPILLS = [
     (r"sweep_gradientsI\w+Lb1ELi2E", 64),
     (r"sweep_gradientsI\w+Lb0ELi2E", 40),
     (r"head_statesI\w+Lb1ELi2ELb0ELb1E", 24),
+    (r"delta_sweepI6__halfLi2ELi2ELb1ELb1E", 64),  # of float16 in the warps that prepare A
+    (r"delta_sweepI6__halfLi1ELi1ELb1E", 48),
+    (r"delta_sweepI6__halfLi2ELi1ELb1E", 4),
     (r"delta_sweepI\w+Li2ELi2E", 4),
+    (r"delta_back_sweepI6__halfLi2ELi2E", 4),
+    (r"delta_back_sweepI6__halfLi1ELi1E", 76),
     (r"delta_back_sweepI\w+Li1ELi1E", 68),
 ]
 STORED = {None: 4, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # bytes of an STL

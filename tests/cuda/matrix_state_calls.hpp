@@ -80,6 +80,7 @@ inline const Call kCalls[] = {
     {"delta_of_many_chunks_128x128", kDeltas, kDelta, 128, 128, Dtype::kFloat16, 450},
     {"delta_token_of_many_chunks_128x128", kDeltas, kTokenDelta, 128, 128, Dtype::kFloat16, 450},
     {"delta_token_of_many_chunks_64x64", kDeltas, kTokenDelta, 64, 64, Dtype::kBFloat16, 640},
+    {"delta_token_of_float16_64x64", kDeltas, kTokenDelta, 64, 64, Dtype::kFloat16, 200},
     {"delta_token_of_64_tokens_64x64", kDeltas, kTokenDelta, 64, 64, Dtype::kBFloat16, 64},
     {"delta_token_of_65_tokens_128x64", kDeltas, kTokenDelta, 128, 64, Dtype::kBFloat16, 65},
     {"delta_token_without_states_64x64", kDeltas, kTokenDelta, 64, 64, Dtype::kBFloat16, 200, false},

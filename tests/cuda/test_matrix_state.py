@@ -70,6 +70,12 @@ def worst_head(actual, expected, floor=0.0):
     return float((off / norm.clamp_min(max(floor, 1e-300))).nan_to_num(nan=torch.inf).max())
 
 
+def unfolded(call, dtype):
+    """What float16 of the delta rule keeps below compute capability 9.0, where P and the residuals are rounded apart; else None. Keys without a sign
+    correlate: 0.27 % was found."""
+    return 3e-3 if call in ("delta", "head-gated delta") and dtype == torch.float16 and not HOPPER else None
+
+
 def beyond(errors, budget):
     """The errors by name that exceed the budget, NaN among them."""
     return {name: error for name, error in errors.items() if not error <= budget}
@@ -92,9 +98,8 @@ class MatrixState(unittest.TestCase):
                 with self.subTest(call, dtype=dtype):
                     tensors = state_problem(dtype)
                     expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
-                    # Rounded twice: the gradient before the division, too. Keys without a sign correlate: 0.17 % of float16 was found.
-                    delta = call == "delta" and dtype == torch.float16
-                    allowed = 2e-3 if delta else budget * (1.5 if "normalized" in call else 1)
+                    # Rounded twice: the gradient before the division, too.
+                    allowed = unfolded(call, dtype) or budget * (1.5 if "normalized" in call else 1)
                     found = {}
                     for name, actual in run_state(call, tensors, DEVICE).items():
                         found[name] = error(actual.cpu(), expected[name])
@@ -125,21 +130,23 @@ class MatrixState(unittest.TestCase):
                 self.assertEqual(over, {})
 
     def test_keeps_the_budget_for_every_length_and_size(self):
-        sizes = [dict(length=length) for length in (1, 2, 15, 16, 17, 63, 64, 65, 127, 129)] + [
+        sizes = [dict(length=length) for length in (1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 700)] + [
             dict(length=70, key_dim=rows, value_dim=columns)
             for rows, columns in ((16, 32), (32, 64), (64, 128), (96, 40), (128, 64), (128, 128), (256, 64), (64, 256), (120, 240), (200, 130))]
-        for size in sizes:
-            tensors = state_problem(torch.bfloat16, **(WIDE | size))
+        sizes += [dict(length=330, key_dim=rows, value_dim=columns) for rows, columns in ((128, 64), (64, 128), (128, 128))]
+        for size, dtype in itertools.product(sizes, (torch.bfloat16, torch.float16)):
+            tensors = state_problem(dtype, **(WIDE | size))
             for call in ("no gate", "head gate", "key gate", "normalized", "normalized, no gate", "delta", "head-gated delta", "gated delta"):
-                with self.subTest(call, **size):
+                with self.subTest(call, dtype=dtype, **size):
                     expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
                     for name, actual in run_state(call, tensors, DEVICE).items():
                         # One token's gate has one number, a difference of two.
                         floor = 0.1 * expected["value"].norm().item() if "gate" in name or "normalized" in call else 0.0
                         # dq of 2 x 2 pieces is the sum of two that were rounded: 0.59 % was found.
                         in_pieces = not HOPPER and min(tensors["query"].size(3), tensors["value"].size(3)) > 128
-                        budget = BUDGET[torch.bfloat16] * (1.5 if "normalized" in call or in_pieces and name == "query" else 1)
-                        self.assertLessEqual(worst_head(actual, expected[name], floor), budget, name)
+                        least = max(BUDGET[dtype], 3e-3 if "gate" in name else 0)
+                        budget = least * (1.5 if "normalized" in call or in_pieces and name == "query" else 1)
+                        self.assertLessEqual(worst_head(actual, expected[name], floor), unfolded(call, dtype) or budget, name)
 
     def test_keeps_the_budget_of_each_head_for_keys_that_correlate(self):
         generator = torch.Generator().manual_seed(3)
@@ -157,10 +164,10 @@ class MatrixState(unittest.TestCase):
                     expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
                     for name, actual in run_state(call, tensors, DEVICE).items():
                         # Towards β = 2 a write turns its key's value around: the state keeps every error. Where all keys are one,
-                        # the gradients of value and strength are what 64 nearly equal terms leave.
-                        one_key = correlation > 0.95 and dtype == torch.float16
-                        half = 1.2e-3 if dtype == torch.float16 else BUDGET[dtype]
-                        budget = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else 2e-3 if one_key else half
+                        # the query's gradient is what 64 nearly equal terms leave.
+                        one_key = correlation > 0.95 and dtype == torch.float16 and name == "query"
+                        half = 1.5e-3 if one_key and HOPPER else unfolded(call, dtype) or BUDGET[dtype]
+                        budget = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else half
                         self.assertLessEqual(worst_head(actual, expected[name]), budget, name)
 
     def test_one_token_of_every_call_equals_the_cpu(self):

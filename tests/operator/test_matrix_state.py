@@ -4,6 +4,7 @@ usage: test_matrix_state.py <path of liblethe_torch.so> [unittest arguments]
 """
 
 import functools
+import itertools
 import math
 import shutil
 import sys
@@ -220,15 +221,15 @@ class MatrixState(unittest.TestCase):
                 self.assertEqual(left(gate, True), (2, 2, 18 * (8192 + 256 + 256) if value_dim == 64 else 0))
 
     def test_what_the_delta_rule_leaves_has_its_size_on_the_meta_device(self):
-        chunk = lambda row_tiles, column_tiles: 5120 + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4)
-        for key_dim, value_dim, length, gate, size in ((64, 64, 65, None, 2 * chunk(1, 1)), (128, 128, 4096, "log_head_gate", 64 * chunk(2, 2)),
-                                                       (65, 40, 200, None, 4 * chunk(2, 1)),
-                                                       (40, 65, 200, "log_head_gate", 4 * chunk(1, 2)), (64, 64, 64, None, 0),
-                                                       (64, 64, 200, "log_key_gate", 0), (64, 129, 200, None, 0)):
-            with self.subTest(key_dim=key_dim, value_dim=value_dim, length=length, gate=gate):
-                given = inputs(length, key_dim=key_dim, value_dim=value_dim, dtype=torch.bfloat16)
+        chunk = lambda row_tiles, column_tiles, parts: 5120 * parts + 512 + column_tiles * (8192 * (row_tiles + 1) + 256 + 4)
+        cases = ((64, 64, 65, None, (1, 1)), (128, 128, 4096, "log_head_gate", (2, 2)), (65, 40, 200, None, (2, 1)), (40, 65, 200, "log_head_gate", (1, 2)),
+                 (64, 64, 64, None, None), (64, 64, 200, "log_key_gate", None), (64, 129, 200, None, None))
+        for (key_dim, value_dim, length, gate, tiles), (dtype, parts) in itertools.product(cases, ((torch.bfloat16, 1), (torch.float16, 2))):
+            with self.subTest(key_dim=key_dim, value_dim=value_dim, length=length, gate=gate, dtype=dtype):
+                given = inputs(length, key_dim=key_dim, value_dim=value_dim, dtype=dtype)
                 head = [name and given[name].detach().to("meta") for name in ("query", "key", "value", gate, None, "beta", None)]
                 *_, kept = lethe._matrix_state_forward(*head, 0.5, False, True)
+                size = -(-length // 64) * chunk(*tiles, parts) if tiles else 0
                 self.assertEqual((kept.shape, kept.dtype), ((2, 2, size), torch.uint8))
 
     def test_refuses_a_second_derivative_by_name(self):

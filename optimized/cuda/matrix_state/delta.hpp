@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "optimized/cuda/matrix_state/sweep.hpp"
 
@@ -26,10 +27,14 @@ struct ChunkKeys {
   float unit[kChunk], norm[kChunk];
 };
 
+/// Parts of Wᵀ that the gradients by wgmma read: rounded to float16, and of inputs of float16 what that leaves (hopper/delta_folded.cuh).
+template <typename Element>
+inline constexpr int kInverseParts = std::is_same_v<Element, __half> ? 2 : 1;
+
 /// Arrays between the passes of a backward, of each head and chunk; those of a state's columns, of each tile of 64 columns first. Tiles are images of
 /// shared memory, 64 rows of 128 bytes in the order of tile_piece. By wgmma a forward may leave S, r, Wᵀ and the keys' numbers (kept_states.hpp).
 struct DeltaArrays {
-  uint4* inverse;         ///< Wᵀ by blocks, each a left operand of 32 lanes
+  uint4* inverse;         ///< Wᵀ by blocks, each a left operand of 32 lanes; by wgmma a chunk's kInverseParts next to each other
   uint4 *before, *after;  ///< S before the chunk, R after it: one tile every 64 rows
   float *before_unit, *after_unit;
   uint4 *residual, *written;            ///< r, and the gradient of n

@@ -55,7 +55,9 @@ void take_own_arrays(Workspace& memory, const Shape& shape, bool left_by_forward
 
 size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
-  DeltaArrays arrays = form.kept_states ? DeltaArrays{} : take_left_arrays(memory, shape, false);
+  // Of any type: as much as the one that needs most.
+  DeltaArrays arrays =
+      form.kept_states ? DeltaArrays{} : take_left_arrays(memory, shape, false, inverse_parts(Dtype::kFloat16));
   take_own_arrays(memory, shape, form.kept_states, arrays);
   return memory.bytes() + (form.kept_states ? 0 : delta_forward_workspace_bytes(shape, form));
 }
@@ -63,7 +65,8 @@ size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
 void delta_backward(const MatrixStateBackward& a) {
   Workspace memory(a.workspace), left(const_cast<void*>(a.kept_states));
   const bool by_forward = a.form.kept_states;
-  DeltaArrays arrays = take_left_arrays(by_forward ? left : memory, a.shape, by_forward);
+  const int parts = runs_hopper_code() ? inverse_parts(a.dtype) : 1;
+  DeltaArrays arrays = take_left_arrays(by_forward ? left : memory, a.shape, by_forward, parts);
   take_own_arrays(memory, a.shape, by_forward, arrays);
 
   if (runs_hopper_code()) {

@@ -45,6 +45,8 @@ MUTANTS = generated(
     ("delta_tiles_diagonal", "prepare_tiles", "words[2] = 0, words[3] &= diagonal", swapped("words[3] &= diagonal", "words[3] &= ~0u")),
     ("delta_tiles_inverse_row", "weigh_inverse", "-chunk.unit[row + 8] * reciprocal[row + 8]", swapped("reciprocal[row + 8]", "reciprocal[row]")),
     ("delta_tiles_gates", "weigh_pairs_by_gates", "e % 2 ? before.y : before.x", swapped("before.y", "before.x")),
+    ("delta_folded_halves", "fold_blocks", "ptx::multiply_add<__half>(sums[0], left, words.x, words.y);", swapped("words.x, words.y", "words.y, words.x")),
+    ("delta_folded_low_part", "fold_parts", "ptx::multiply_add<__half>(sums[1], left, rest.y, rest.w);", dropped),
     ("delta_tiles_last_block", "issue_lower", "step(std::integral_constant<int, 0>{});", dropped),
     ("gradient_tiles_gate", "store_gate_gradient_of_tile", "call.adds() ? __ldcg(own) + x[i] : x[i]", swapped("__ldcg(own) + x[i]", "x[i]")),
     ("gradient_tiles_keys", "store_rows_by_map", "if (adds) ptx::reduce_add_tile", swapped("adds", "false")),

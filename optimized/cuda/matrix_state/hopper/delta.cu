@@ -221,7 +221,7 @@ void delta_forward_by_warpgroups(const MatrixStateForward& a) {
   DeltaTokens* const tokens = take_tokens(memory, a.shape);
   if (!a.kept_states) return launch<true, false>(a, solved, ready, tokens, p, a.stream);
   Workspace left(a.kept_states);
-  p.arrays = take_left_arrays(left, a.shape, true);
+  p.arrays = take_left_arrays(left, a.shape, true, inverse_parts(a.dtype));
   launch<true, true>(a, solved, ready, tokens, p, a.stream);
 }
 

@@ -30,6 +30,7 @@ struct DeltaBackShared : DeltaSweepRoles<kBlocks, kGroups> {
     float next[kStages];            ///< the unit of the R before
     float first_reciprocal;         ///< of the first unit
     uint64_t full[kStages], rows[kStages], weighed[kStages], prepared[kStages], empty[kStages], measured[2], stored;
+    uint64_t folded[2];  ///< of float16: Aᵀ of a chunk is there, in two places as Pᵀ
   };
   static constexpr int kKeys = kStages * kStage, kState = kKeys + kKeyStages * kTile,
                        kRows = kState + kGroups * kBlocks * kPanel, kResult = kRows + kGroups * kPanel,

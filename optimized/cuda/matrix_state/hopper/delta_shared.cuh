@@ -31,8 +31,11 @@ struct DeltaSweepShared : DeltaSweepRoles<kBlocks, kGroups> {
   static constexpr int kState = kStages * kStage, kPairs = kState + kGroups * (kTiles ? 1 : kBlocks) * kPanel,
                        kSolved = kPairs + (kTiles ? 4 * kPanel : 2 * kFragments),
                        kSmall = kSolved + kStages * int{sizeof(SolvedChunk)}, kSent = kSmall + int{sizeof(Small)};
-  static constexpr int kOutUnits = kSent + 16;  ///< of a stage that is empty before its O is stored
-  static constexpr int kBytes = kTiles ? kOutUnits + kStages * kChunk * int{sizeof(float)} : kSent;
+  static constexpr int kFoldedBarriers = kSent + 16;      ///< of more than 64 rows: two, of A
+  static constexpr int kOutUnits = kFoldedBarriers + 16;  ///< of a stage that is empty before its O is stored
+  static constexpr int kBytes = kTiles         ? kOutUnits + kStages * kChunk * int{sizeof(float)}
+                                : kBlocks == 2 ? kOutUnits
+                                               : kSent;
   static_assert(kTogether * (kBytes + 1024) <= 228 * 1024 && kBytes <= 227 * 1024);
 };
 

@@ -8,7 +8,7 @@
 #include "optimized/cuda/hopper/ptx/largest.cuh"
 #include "optimized/cuda/launch.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_arguments.cuh"
-#include "optimized/cuda/matrix_state/hopper/delta_rows.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_folded.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_solve_blocks.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_units.cuh"
 #include "optimized/cuda/matrix_state/hopper/products.cuh"
@@ -209,15 +209,25 @@ struct ChunkSolver {
 #pragma unroll
       for (int j = 0; j <= kRow; ++j) {
         uint32_t words[2][2];
+        [[maybe_unused]] uint32_t low[2][2];
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * j + 8 * n + 2 * t]);
 #pragma unroll
-          for (int half = 0; half < 2; ++half)
-            words[half][n] = ptx::transposed(pack<__half>(row[j][n][2 * half] * of_row[half] * factor.x,
-                                                          row[j][n][2 * half + 1] * of_row[half] * factor.y));
+          for (int half = 0; half < 2; ++half) {
+            const float x = row[j][n][2 * half] * of_row[half] * factor.x,
+                        y = row[j][n][2 * half + 1] * of_row[half] * factor.y;
+            if constexpr (kFolds<Element>) {
+              words[half][n] = ptx::transposed(split_pair(low[half][n], x, y));
+              low[half][n] = ptx::transposed(low[half][n]);
+            } else {
+              words[half][n] = ptx::transposed(pack<__half>(x, y));
+            }
+          }
         }
         transposed[32 * lower_block(kRow, j) + lane] = {words[0][0], words[0][1], words[1][0], words[1][1]};
+        if constexpr (kFolds<Element>)
+          transposed[32 * (kLowerBlocks + lower_block(kRow, j)) + lane] = {low[0][0], low[0][1], low[1][0], low[1][1]};
       }
     }
     float largest[2] = {0.0f, 0.0f}, unit[2], inverse[2];
@@ -248,7 +258,8 @@ struct ChunkSolver {
   /// A chunk, which has been asked for; meanwhile begins to load the next one, if there is one.
   __device__ __forceinline__ void solve(const At& at, const At& next, bool more, uint32_t parity) const {
     SolvedChunk& to = p.solved[at.index(p)];
-    uint4* const transposed = p.transposed ? p.transposed + at.index(p) * (kLowerBlocks * 32) : nullptr;
+    uint4* const transposed =
+        p.transposed ? p.transposed + at.index(p) * (kInverseParts<Element> * kLowerBlocks * 32) : nullptr;
     ptx::copies_wait<0>();
     __syncwarp();  // the chunk before has been read
     if (p.gate.log_forget) {

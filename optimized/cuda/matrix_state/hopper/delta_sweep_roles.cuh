@@ -2,6 +2,7 @@
 // What a CTA of delta_sweep.cuh does beside its state: a warpgroup that loads a chunk, measures its rows and finds their units, and one that prepares it.
 
 #include "optimized/cuda/launch.cuh"
+#include "optimized/cuda/matrix_state/hopper/delta_folded.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_rows.cuh"
 #include "optimized/cuda/matrix_state/hopper/delta_shared.cuh"
 #include "optimized/cuda/matrix_state/hopper/products.cuh"
@@ -18,6 +19,7 @@ struct DeltaSweep {
   static constexpr bool kTiles = kSweepsByTiles<kBlocks, kGroups, kReads, kKeeps>;
   using Shared = DeltaSweepShared<kBlocks, kGroups, kTiles>;
   static constexpr bool kBesideSolve = kReads;  ///< where `ready` may be given
+  static constexpr bool kFolded = kReads && kFolds<Element>;  ///< whether O is read from X by A
   /// Whether those that load and find units measure V's rows, since others are busy with those of Q or K.
   static constexpr bool kMeasuresBeside = Shared::kCopiesTokens && kReads;
   const DeltaSweepArguments& p;
@@ -39,6 +41,18 @@ struct DeltaSweep {
   __device__ char* inverse_tile(int n) const { return memory + Shared::kPairs + n % 2 * kPanel; }
   __device__ char* pairs_tile(int n) const { return memory + Shared::kPairs + (2 + n % 2) * kPanel; }
   __device__ uint64_t* sent() const { return reinterpret_cast<uint64_t*>(memory + Shared::kSent); }
+  /// The barriers of A, which comes after W: two in turn, as P's places. Of 64 rows memory is full: one is `stored`, which a forward does without, the other
+  /// a third one of W's, which take turns by two there, too.
+  __device__ uint64_t* folded(int n) const {
+    if constexpr (kHasFoldedBarriers) return reinterpret_cast<uint64_t*>(memory + Shared::kFoldedBarriers) + n % 2;
+    else return n % 2 ? &small().stored : &small().prepared[2];
+  }
+  static constexpr bool kHasFoldedBarriers = kBlocks == 2, kPreparesInTurn = kFolded && !kHasFoldedBarriers;
+  __device__ uint64_t* prepared(int n, int stage) const {
+    return &small().prepared[kPreparesInTurn ? n % 2 : stage];
+  }
+  __device__ static uint32_t prepared_parity(int n, uint32_t parity) { return kPreparesInTurn ? turn(n) : parity; }
+  __device__ static uint32_t turn(int n) { return static_cast<uint32_t>(n) / 2 % 2; }
   __device__ static int64_t first_of(int n) { return static_cast<int64_t>(n) * kChunk; }
   /// scale · σ and the query's unit: with tiles in a place of their own, else over what is not read again when the units are known.
   __device__ float* out_unit(int i) const {
@@ -294,7 +308,7 @@ struct DeltaSweep {
         weigh_lower_pairs(sums, tokens.gates, gated, block, lane);
       }
       ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
-      if constexpr (kReads) {
+      if constexpr (kReads && !kFolded) {
         const uint16_t* const of_state = small().of_state[n % 2];
         const float outer[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
         store_weighted<false>(pairs(n), by_tiles(sums), small().units[at.index].of_pair(), outer, block, lane);
@@ -306,7 +320,18 @@ struct DeltaSweep {
       };
       const auto outer = [&](int row) { return -chunk.unit[row] * reciprocal[row]; };
       weigh_triangle<false>(chunk.inverse, factor, outer, block, lane);
-      arrive_warp(&small().prepared[at.index], lane);
+      arrive_warp(prepared(n, at.index), lane);
+      if constexpr (kFolded) {  // while W is multiplied with
+        const uint16_t* const of_state = small().of_state[n % 2];
+        const float of_rows[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
+        weigh_pairs(by_tiles(sums), small().units[at.index].of_pair(), of_rows, lane);
+        transpose_triangle(pairs(n), chunk.inverse, block, lane);  // where A comes
+        ptx::named_barrier_sync(kPrepareBarrier, kComputing);
+        fold_blocks(by_tiles(sums), pairs(n), block, lane);
+        ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // all have read it
+        store_folded_rows<false>(pairs(n), by_tiles(sums), block, lane);
+        arrive_warp(folded(n), lane);
+      }
     }
   }
 

@@ -8,6 +8,8 @@
 //   Sᵀ Qᵀ, then (D_C β R)ᵀ K     γ Sᵀ Qᵀ
 //   Rᵀ (P β)ᵀ, after these       the stage is empty; S of the next chunk is rounded, and measured
 //
+// Of float16 the last one is Xᵀ Aᵀ (delta_folded.cuh).
+//
 // The factors of R, of γ Sᵀ Qᵀ and of O are loaded before their product is waited for: under load shared memory answers after some 300 cycles.
 
 #include "optimized/cuda/hopper/ptx/wgmma_few_columns.cuh"
@@ -160,12 +162,16 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     ptx::fence_registers(left);
+    if constexpr (kFolds<Element>) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) residual[i] = left[i];  // X is what O is read from
+    }
 #pragma unroll
     for (int c = 0; c < 8; ++c)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         left[2 * c + i] = pack<__half>(x[4 * c + 2 * i] * factors[c].x, x[4 * c + 2 * i + 1] * factors[c].y);
-    pack_sums<__half>(residual, x, 1.0f);
+    if constexpr (!kFolds<Element>) pack_sums<__half>(residual, x, 1.0f);
     ptx::fence_registers(residual);
     ptx::fence_registers(left);
     float(&out)[32] = x;  // no registers are left for others
@@ -181,6 +187,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::fence_registers(out);
     fence_rounded();
     scale_mirrored(out, reads);
+    if constexpr (kFolded) ptx::mbarrier_wait(folded(n), turn(n));
     ptx::fence_registers(out);
     ptx::fence_registers(residual);
     ptx::wgmma_fence();

@@ -8,7 +8,7 @@
 //   Xᵀ = Vᵀ − γ Sᵀ Kᵀ
 //   Rᵀ = Xᵀ − Xᵀ (W β)ᵀ           mma.sync, with the lower blocks alone
 //   Sᵀ = γ_C Sᵀ + (D_C β R)ᵀ K    wgmma
-//   Oᵀ = γ Sᵀ Qᵀ + Rᵀ (P β)ᵀ      mma.sync, under the one before
+//   Oᵀ = γ Sᵀ Qᵀ + Rᵀ (P β)ᵀ      mma.sync, under the one before; of float16 Xᵀ Aᵀ (delta_folded.cuh)
 //
 // Tiles of S and R that it keeps for a backward have the state's rows and the tokens as rows: a warp transposes its 16 columns by way of their place in V, which
 // it alone reads once V is measured, and stores them itself. So the warps don't meet, and the stage needn't wait for the copy engine.
@@ -150,7 +150,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     // at.parity is a register more: it spills beside what is kept, and this does without it.
     const uint32_t parity = kKeeps ? static_cast<uint32_t>(n) / Shared::kStages % 2 : at.parity;
     ptx::mbarrier_wait(&small().full[at.index], parity);
-    ptx::mbarrier_wait(&small().prepared[at.index], parity);
+    ptx::mbarrier_wait(prepared(n, at.index), prepared_parity(n, parity));
     uint32_t values[kWarps][4];
     const auto load_values = [&] {
 #pragma unroll
@@ -191,13 +191,22 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     uint32_t left[16], residual[16];
     pack_sums<__half>(left, x, 1.0f);
     add_triangle(x, left, chunk.inverse, lane);
+    if constexpr (kFolded) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) residual[i] = left[i];  // X is what O is read from
+    }
     pack_weighted(left, x, tokens.write(), lane);
     ptx::fence_registers(left);
     ptx::fence_registers(state);
     ptx::wgmma_fence();
     issue_update<kBlocks>(state, left, key);
     ptx::wgmma_commit();
-    pack_sums<__half>(residual, x, 1.0f);
+    if constexpr (!kFolded) pack_sums<__half>(residual, x, 1.0f);
+    if constexpr (kFolded && kKeeps) {
+      uint32_t kept[16];
+      pack_sums<__half>(kept, x, 1.0f);
+      store_packed_transposed(place_of(0) + own, kept);
+    }
     [[maybe_unused]] float out[32];
     if constexpr (kReads) {
       ptx::undefined(out);
@@ -208,7 +217,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
         issue_product<__half, ptx::Major::kK>(out, rounded[m], query + m * kPanel, m > 0);
       ptx::wgmma_commit();
     }
-    if constexpr (kKeeps) store_packed_transposed(place_of(0) + own, residual);
+    if constexpr (kKeeps && !kFolded) store_packed_transposed(place_of(0) + own, residual);
     if constexpr (kReads) {
       if (lane == 0) ptx::bulk_wait_read<0>();
       ptx::named_barrier_sync(kStateBarrier + group, kComputing);  // the chunk before's O has left its place
@@ -225,6 +234,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     unit = tokens.after();
     if constexpr (kReads) {
       scale_columns(by_tiles(out), units.read_state(), lane);
+      if constexpr (kFolded) ptx::mbarrier_wait(folded(n), turn(n));
       add_triangle(out, residual, pairs(n), lane);
       scale_columns(by_tiles(out), out_unit(at.index), lane);
       if constexpr (!kKeeps) arrive_warp(&small().empty[at.index], lane);

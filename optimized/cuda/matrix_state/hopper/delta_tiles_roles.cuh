@@ -60,6 +60,23 @@ __device__ __forceinline__ void weigh_pairs_by_gates(float (&sums)[32], const Ch
       if (mirrored_token(c, lane) + e % 2 < first_seen[e / 2]) sums[4 * c + e] = 0.0f;
 }
 
+/// The same rows, up to the diagonal, times factors of their columns and rows; zeros after it in its block.
+__device__ __forceinline__ void weigh_mirrored_pairs(float (&sums)[32], const float2 (&factors)[kWarps][2],
+                                                     const float (&of_rows)[2], int block, int lane) {
+  const int first = lane % 4 * 2 - lane / 4;  // of a lane's first column after its first row
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    if (k > block) break;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      float& x = sums[8 * mirrored(k) + e];
+      const float2 factor = factors[k][e / 4];
+      const bool later = k == block && first + e % 2 + e / 4 * 8 - e / 2 % 2 * 8 > 0;
+      x = later ? 0.0f : x * (e % 2 ? factor.y : factor.x) * of_rows[e / 2 % 2];
+    }
+  }
+}
+
 /// A warp: issues the copies of chunk n's O after the state's warps have stored it. The fence, after that wait, orders their writes before the copies.
 template <typename Element, int kBlocks, int kGroups, bool kReads, bool kKeeps>
 __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kKeeps>::send_output(int n) const {
@@ -191,6 +208,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
                                                             tiles + Shared::kKey + m * kPanel, m > 0);
     ptx::wgmma_commit();
     ptx::mbarrier_wait(&small().weighed[at.index], at.parity);
+    if constexpr (kFolded) arrive_warp(&small().prepared[at.index], lane);  // Q is there; A comes after W
     ptx::wgmma_wait<0>();
     ptx::fence_registers(sums);
     if (gated) weigh_pairs_by_gates(sums, tokens.gates, block, lane);
@@ -204,6 +222,18 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
         factors[k][i] = *reinterpret_cast<const float2*>(&pairs[16 * k + 8 * i + 2 * t]);
     const float of_pairs[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
     if (t == 0) out_unit(at.index)[i0] *= unit[0], out_unit(at.index)[i0 + 8] *= unit[1];
+    if constexpr (kFolded) {
+      weigh_mirrored_pairs(sums, factors, of_pairs, block, lane);
+      ptx::mbarrier_wait(&small().prepared[at.index], at.parity);
+      fold_solution(
+          by_tiles(sums), block, [](int k) { return 2 * mirrored(k); },
+          [&](float(&of)[2][4], const uint32_t(&left)[4], int k, int j) {
+            uint32_t right[4];
+            load_right_rows(right, ptx::shared_address(inverse_tile(n)), mirrored(k), mirrored(j), lane);
+            ptx::multiply_add<__half>(of[0], left, right[0], right[1]);
+            ptx::multiply_add<__half>(of[1], left, right[2], right[3]);
+          });
+    }
     const uint32_t pair_rows = rows_address(ptx::shared_address(pairs_tile(n)), mirrored(block), lane);
 #pragma unroll
     for (int k = 0; k < kWarps; ++k) {
@@ -212,14 +242,18 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* const x = &sums[8 * mirrored(k) + 2 * i];
-        const float2 factor = factors[k][i / 2];
-        words[i] = pack<__half>(x[0] * factor.x * of_pairs[i % 2], x[1] * factor.y * of_pairs[i % 2]);
+        if constexpr (kFolded) {
+          words[i] = pack<__half>(x[0], x[1]);
+        } else {
+          const float2 factor = factors[k][i / 2];
+          words[i] = pack<__half>(x[0] * factor.x * of_pairs[i % 2], x[1] * factor.y * of_pairs[i % 2]);
+        }
       }
       if (k == block) words[0] &= diagonal, words[2] = 0, words[3] &= diagonal;
       ptx::store_matrices(at_piece(pair_rows, 2 * mirrored(k)), words[0], words[1], words[2], words[3]);
     }
     ptx::fence_async_shared();
-    arrive_warp(&small().prepared[at.index], lane);
+    arrive_warp(kFolded ? folded(n) : &small().prepared[at.index], lane);
   }
 }
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import pathlib
+import re
 import sys
 import unittest
 import unittest.mock
@@ -133,6 +134,17 @@ class Program(ShellPrograms):
         self.assertEqual(self.outcome([(6, 2, 0, 0)], cuobjdump=None)[0], 77)
         for version, status in (("13.0.88", 1), ("13.1.2", 77), ("13", 77)):
             self.assertEqual(self.outcome([(6, 2, 0, 0)], "--nvcc", version)[0], status)
+
+
+class Sources(unittest.TestCase):
+    def test_no_constant_condition_has_a_pragma_for_its_body(self):
+        # nvcc 13.0 drops the loop after that body where the condition is false, and says nothing. In braces it doesn't.
+        dropped = re.compile(r"if constexpr \([^{};]*\)\n *#pragma")
+        self.assertRegex("  if constexpr (kKeeps<Element>)\n#pragma unroll\n    for", dropped)
+        files = [file for ending in ("cu", "cuh") for file in (ROOT / "optimized").rglob(f"*.{ending}")]
+        self.assertGreater(len(files), 100)
+        for file in files:
+            self.assertNotRegex(file.read_text(), dropped, file.name)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ inline bool keeps_divisors(int blocks, const MatrixStateForm& form) {
   return blocks == 1 && form.normalize && form.key_gate == MatrixStateForm::Gate::kToken;
 }
 
+/// Parts of Wᵀ that the delta rule's backward on compute capability 9.0 reads: rounded to float16, and of inputs of float16 what that leaves
+/// (cuda/matrix_state/hopper/delta_folded.cuh).
+constexpr int inverse_parts(Dtype dtype) { return dtype == Dtype::kFloat16 ? 2 : 1; }
+
 /// Bytes of a chunk of 64 tokens that the delta rule's forward leaves, of a state of so many tiles of 64 rows and 64 columns: Wᵀ by blocks of
 /// 16 × 16 on and above its diagonal, in so many parts of 16 bits, units and norms of keys, S before the chunk and the residuals in 16 bits, their units,
 /// one a token and one a tile of columns.
@@ -42,7 +46,7 @@ Int kept_state_bytes(const Int& length, const Int& key_dim, const Int& value_dim
   if (form.key_gate == MatrixStateForm::Gate::kKey || form.value_gate) return 0;
   if (form.delta) {
     if (form.normalize || key_dim > 128 || value_dim > 128 || key_dim < 1 || value_dim < 1 || length <= 64) return 0;
-    return (length + 63) / 64 * kept_delta_bytes(key_dim > 64 ? 2 : 1, value_dim > 64 ? 2 : 1, dtype == Dtype::kFloat16 ? 2 : 1);
+    return (length + 63) / 64 * kept_delta_bytes(key_dim > 64 ? 2 : 1, value_dim > 64 ? 2 : 1, inverse_parts(dtype));
   }
   if (key_dim > 128 || value_dim > most_columns_of_gradients(form) || value_dim < 1) return 0;
   const int blocks = key_dim > 64 ? 2 : 1, tiles = value_dim > 64 ? 2 : 1, each = 512 / blocks;

@@ -22,7 +22,7 @@ SKIPPED = 77
 NVCC = "13.0"  # the compiler of these budgets
 
 # Bytes that a kernel's stores to local memory write, each counted once, by a pattern of its mangled name: ptxas' spill stores, and eight bytes of the
-# forward's own. They are in the warps that load and distribute tiles, which have 24 to 40 registers, and where LOOPS allows accesses of local memory.
+# forward's own. They are in the warps that load, distribute or prepare tiles, which have 24 to 88 registers, and where LOOPS allows accesses of local memory.
 # The first Lb1E is a forward's second launch, the second one an instance for windows and packed sequences.
 SPILLS = [
     (r"7forwardI\w+Li\d+ELb1E", 296),

@@ -193,17 +193,19 @@ std::vector<Training> absent_trainings(std::span<const Task> tasks, const std::f
 
 /// Trains the absent models of the tasks, as many in parallel as the cores allow: small models gain little from a second core.
 ///
-/// throws  the first failure, after the other trainings
-void train(std::span<const Task> tasks, const std::filesystem::path& models, Clock& clock) {
+/// reads   failed: those that an earlier call has tried; they are not tried again
+/// writes  failed: with this call's
+/// throws  Interrupted; else the first failure, of which all are told, after the other trainings
+void train(std::span<const Task> tasks, const std::filesystem::path& models, std::set<std::string>& failed,
+           Clock& clock) {
   const int cores = at::get_num_threads(), cores_of_one = cores_a_training(tasks.front());
-  const std::vector<Training> trainings = absent_trainings(tasks, models);
+  std::vector<Training> trainings = absent_trainings(tasks, models);
+  std::erase_if(trainings, [&](const Training& training) {
+    return failed.contains(artefact_name(*training.run, *training.dataset));
+  });
   std::atomic<size_t> next = 0;
   std::exception_ptr failure;
   std::mutex failure_mutex;
-  const auto fail = [&] {
-    const std::scoped_lock lock(failure_mutex);
-    if (!failure) failure = std::current_exception();
-  };
   const auto work = [&] {
     at::set_num_threads(cores_of_one);
     for (size_t t; (t = next++) < trainings.size();) {
@@ -220,9 +222,13 @@ void train(std::span<const Task> tasks, const std::filesystem::path& models, Clo
         });
         clock.done(what, training_work(run));
       } catch (const Interrupted&) {
-        fail(), next = trainings.size();
-      } catch (...) {
-        fail();
+        const std::scoped_lock lock(failure_mutex);
+        failure = std::current_exception(), next = trainings.size();
+      } catch (const std::exception& error) {
+        clock.notice({.notice = what + ": " + error.what()});
+        const std::scoped_lock lock(failure_mutex);
+        failed.insert(artefact_name(run, *trainings[t].dataset));
+        if (!failure) failure = std::current_exception();
       }
     }
   };
@@ -362,18 +368,21 @@ void run_experiments(const std::vector<Experiment>& selected, const Context& con
   Clock clock(all, context.progress);
   if (const std::string reason = missing_commit(context.root); !reason.empty()) clock.notice({.notice = reason});
   std::exception_ptr failure;
+  std::set<std::string> failed;
   for (std::span<const Task> left = tasks; !left.empty();) {
     const std::span<const Task> group = left.first(trained_together(left));
     try {
-      train(group, models, clock);
+      train(group, models, failed, clock);
     } catch (const Interrupted&) {
       throw;
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }
     for (const Task& task : group)
-      if (!failure || absent_trainings({&task, 1}, models).empty()) measure(task, context, models, clock);
+      if (absent_trainings({&task, 1}, models).empty()) measure(task, context, models, clock);
     left = left.subspan(group.size());
+    // A device may fail all that comes after an error.
+    if (failure && !group.front().runs.empty() && group.front().runs.front().training.device != "cpu") break;
   }
   if (failure) std::rethrow_exception(failure);
 }

@@ -70,10 +70,10 @@ def worst_head(actual, expected, floor=0.0):
     return float((off / norm.clamp_min(max(floor, 1e-300))).nan_to_num(nan=torch.inf).max())
 
 
-def unfolded(call, dtype):
+def unfolded(call, dtype, budget=3e-3):
     """What float16 of the delta rule keeps below compute capability 9.0, where P and the residuals are rounded apart; else None. Keys without a sign
     correlate: 0.27 % was found."""
-    return 3e-3 if call in ("delta", "head-gated delta") and dtype == torch.float16 and not HOPPER else None
+    return budget if call in ("delta", "head-gated delta") and dtype == torch.float16 and not HOPPER else None
 
 
 def beyond(errors, budget):
@@ -99,7 +99,7 @@ class MatrixState(unittest.TestCase):
                     tensors = state_problem(dtype)
                     expected = run_state(call, {name: tensor.double() for name, tensor in tensors.items()}, "cpu")
                     # Rounded twice: the gradient before the division, too.
-                    allowed = unfolded(call, dtype) or budget * (1.5 if "normalized" in call else 1)
+                    allowed = unfolded(call, dtype, 2e-3) or budget * (1.5 if "normalized" in call else 1)
                     found = {}
                     for name, actual in run_state(call, tensors, DEVICE).items():
                         found[name] = error(actual.cpu(), expected[name])
@@ -166,7 +166,7 @@ class MatrixState(unittest.TestCase):
                         # Towards β = 2 a write turns its key's value around: the state keeps every error. Where all keys are one,
                         # the query's gradient is what 64 nearly equal terms leave.
                         one_key = correlation > 0.95 and dtype == torch.float16 and name == "query"
-                        half = 1.5e-3 if one_key and HOPPER else unfolded(call, dtype) or BUDGET[dtype]
+                        half = (1.5e-3 if one_key and HOPPER else 0) or unfolded(call, dtype, 2e-3 if correlation > 0.95 else 1.2e-3) or BUDGET[dtype]
                         budget = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else half
                         self.assertLessEqual(worst_head(actual, expected[name]), budget, name)
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "optimized/cuda/matrix_state/sweep.hpp"
+#include "optimized/kept_states.hpp"
 
 namespace lethe::matrix_state {
 
@@ -27,14 +28,16 @@ struct ChunkKeys {
   float unit[kChunk], norm[kChunk];
 };
 
-/// Parts of Wᵀ that the gradients by wgmma read: rounded to float16, and of inputs of float16 what that leaves (hopper/delta_folded.cuh).
+/// inverse_parts() of a type (kept_states.hpp).
 template <typename Element>
-inline constexpr int kInverseParts = std::is_same_v<Element, __half> ? 2 : 1;
+inline constexpr int kInverseParts = inverse_parts(std::is_same_v<Element, __half> ? Dtype::kFloat16
+                                                                                   : Dtype::kBFloat16);
 
 /// Arrays between the passes of a backward, of each head and chunk; those of a state's columns, of each tile of 64 columns first. Tiles are images of
 /// shared memory, 64 rows of 128 bytes in the order of tile_piece. By wgmma a forward may leave S, r, Wᵀ and the keys' numbers (kept_states.hpp).
 struct DeltaArrays {
-  uint4* inverse;         ///< Wᵀ by blocks, each a left operand of 32 lanes; by wgmma a chunk's kInverseParts next to each other
+  uint4*
+      inverse;  ///< Wᵀ by blocks, each a left operand of 32 lanes; by wgmma a chunk's kInverseParts next to each other
   uint4 *before, *after;  ///< S before the chunk, R after it: one tile every 64 rows
   float *before_unit, *after_unit;
   uint4 *residual, *written;            ///< r, and the gradient of n

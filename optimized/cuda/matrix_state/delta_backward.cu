@@ -55,9 +55,8 @@ void take_own_arrays(Workspace& memory, const Shape& shape, bool left_by_forward
 
 size_t delta_workspace_bytes(const Shape& shape, const MatrixStateForm& form) {
   Workspace memory(nullptr);
-  // Of any type: as much as the one that needs most.
-  DeltaArrays arrays =
-      form.kept_states ? DeltaArrays{} : take_left_arrays(memory, shape, false, inverse_parts(Dtype::kFloat16));
+  const int parts = runs_hopper_code() ? inverse_parts(Dtype::kFloat16) : 1;  // of any type: of the one that needs most
+  DeltaArrays arrays = form.kept_states ? DeltaArrays{} : take_left_arrays(memory, shape, false, parts);
   take_own_arrays(memory, shape, form.kept_states, arrays);
   return memory.bytes() + (form.kept_states ? 0 : delta_forward_workspace_bytes(shape, form));
 }

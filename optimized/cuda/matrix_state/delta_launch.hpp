@@ -20,7 +20,7 @@ inline DeltaArrays take_left_arrays(Workspace& memory, const Shape& shape, bool 
   const int64_t chunks = shape.batch * shape.heads * ((shape.key_length + kChunk - 1) / kChunk),
                 row_tiles = (shape.key_dim + 63) / 64, tiles = (shape.value_dim + 63) / 64 * chunks;
   constexpr int64_t kPieces = 64 * 64 * 2 / sizeof(uint4), kInverse = kLowerBlocks * 32;
-  static_assert(kept_delta_bytes(2, 2, 2) == 2 * kInverse * sizeof(uint4) + sizeof(ChunkKeys) +
+  static_assert(kept_delta_bytes(2, 2, kInverseParts<__half>) == kInverseParts<__half> * kInverse * sizeof(uint4) + sizeof(ChunkKeys) +
                                                  2 * (3 * kPieces * sizeof(uint4) + (kChunk + 1) * sizeof(float)));
   DeltaArrays arrays{};
   arrays.inverse = memory.take<uint4>(chunks * inverse_parts * kInverse);
@@ -30,11 +30,6 @@ inline DeltaArrays take_left_arrays(Workspace& memory, const Shape& shape, bool 
   if (by_forward) arrays.keys = memory.take<ChunkKeys>(chunks);
   arrays.before_unit = memory.take<float>(tiles);
   return arrays;
-}
-
-/// By wgmma, of a type.
-inline int inverse_parts(Dtype dtype) {
-  return dtype == Dtype::kFloat16 ? kInverseParts<__half> : kInverseParts<__nv_bfloat16>;
 }
 
 /// The arguments of a pass that reads `other` beside query and key.

@@ -153,11 +153,18 @@ TEST_F(PartOfTheRuns, MeasuresNoClaimThatHasNoneOfThemAndWritesNone) {
 TEST_F(PartOfTheRuns, MeasuresWhatNeedsNoTrainingThatFailed) {
   measured.clear();
   const Experiment broken = claim("none", only_absent, measure_and_tell),
+                   also_broken = claim("both", trained_and_absent, measure_and_tell),
                    whole = claim("one", only_trained, measure_and_tell);
+  std::vector<std::string> notices;
+  context.progress = [&](const JobProgress& progress) {
+    if (!progress.training.notice.empty()) notices.push_back(progress.training.notice);
+  };
   const lethe::Run failing = only_absent(claim_settings(context.root, broken, "quick"), 0).front();
   fs::create_directories(models);
   std::ofstream(models / artefact_name(failing, dataset)) << "a file where the run's folder belongs";
-  EXPECT_ANY_THROW(run_experiments({broken, whole}, context));
+  EXPECT_ANY_THROW(run_experiments({broken, also_broken, whole}, context));
+  const auto tells = [](const std::string& notice) { return notice.starts_with("training absent"); };
+  EXPECT_EQ(std::ranges::count_if(notices, tells), 1) << "tried once, and told";
   EXPECT_EQ(measured, std::vector<std::string>{"one"});
   EXPECT_TRUE(fs::exists(context.results / "one.json"));
   EXPECT_FALSE(fs::exists(context.results / "none.json"));

@@ -27,7 +27,7 @@ struct DeltaBackSweep {
   __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
   __device__ char* keys(int n) const { return memory + Shared::kKeys + n % Shared::kKeyStages * Shared::kTile; }
   __device__ Solved& solved(int i) const { return reinterpret_cast<Solved*>(memory + Shared::kSolved)[i]; }
-  /// Pᵀ of a chunk, in two places as in delta_sweep.cuh.
+  /// Pᵀ of a chunk, in two places as in delta_sweep_roles.cuh; of float16 first what rounding leaves of Wᵀ, then Aᵀ.
   __device__ uint4* pairs(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
   }

@@ -18,7 +18,7 @@ struct DeltaBackShared : DeltaSweepRoles<kBlocks, kGroups> {
   static constexpr bool kEarly = kKeyStages > kStages;
   /// Of a chunk, what solve_chunks has left.
   struct alignas(16) Solved {
-    uint4 inverse[kLowerBlocks * 32];  ///< Wᵀ
+    uint4 inverse[kLowerBlocks * 32];  ///< Wᵀ, rounded
     float key_unit[kChunk], key_norm[kChunk];
   };
   struct Small {

@@ -13,7 +13,8 @@
 //   warpgroup 1    makes the rows of K float16; Pᵀ = K Qᵀ; weights Pᵀ, Wᵀ and Q by units                 → prepared
 //   warpgroup 2…   R, rounded, to shared memory; the equations                                           → measured, empty
 //
-// Of float16 Pᵀ is Aᵀ of delta_folded.cuh, whose product with dO is what dN̄ has of later tokens: so Wᵀ is multiplied with (D_C ∘ K) R alone.
+// Of float16 P is Q Kᵀ, and warpgroup 1 makes A of it and both parts of W when Wᵀ and Q are prepared, → folded (delta_folded.cuh). Aᵀ dO is what dN̄ has of later
+// tokens, so Wᵀ is multiplied with (D_C ∘ K) R alone.
 //
 // All that becomes float16 is divided by the units of delta_back_units.cuh. What dV's rows are multiplied with lies over the rounded R, and dV where that has
 // two blocks over dO: a stage is empty there when dV has left, during the next chunk.
@@ -90,7 +91,7 @@ __device__ __forceinline__ void DeltaBackSweep<Element, kBlocks, kGroups>::sweep
     scale_state(small().decay[at.index]);
     ptx::fence_async_shared();
     sync();
-    // K R and Pᵀ dO, and what the queries add to R.
+    // K R, Pᵀ dO where P is not folded, and what the queries add to R.
     float x[32];
     [[maybe_unused]] float y[32];
     ptx::undefined(x);

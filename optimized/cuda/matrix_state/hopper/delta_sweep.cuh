@@ -9,6 +9,8 @@
 //   one or two     S, rounded; X = V − γ K S; R = X − W β X;
 //                  S = γ_C S + Kᵀ (D_C β R); O = γ Q S + P β R                             → measured, empty
 //
+// Of float16 the warpgroup that prepares then makes A of P and W, → folded, and O = γ Q S + A β X (delta_folded.cuh).
+//
 // The first four are warps 3, 0 and 1, 2, and warpgroup 1; of more than 64 rows and columns see delta_sweep_tiles.cuh. All that becomes float16 is divided by the
 // units of delta_units.cuh. A stage's way through all of these takes three chunks' time, so each wait in it counts: units wait for V's rows, not for Q's, and O
 // leaves by a place of its own, so that a stage is empty with its chunk.

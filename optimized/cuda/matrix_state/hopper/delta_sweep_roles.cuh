@@ -33,7 +33,7 @@ struct DeltaSweep {
   }
   __device__ char* stage(int i) const { return memory + i * Shared::kStage; }
   __device__ SolvedChunk& solved(int i) const { return reinterpret_cast<SolvedChunk*>(memory + Shared::kSolved)[i]; }
-  /// P of a chunk. Two places are enough: chunk n is prepared when the state before chunk n − 1 is measured, so when chunk n − 2 is swept.
+  /// P of a chunk; of float16 first W transposed, then A. Two places are enough: chunk n is prepared when the state before chunk n − 1 is measured, so when chunk n − 2 is swept.
   __device__ uint4* pairs(int n) const {
     return reinterpret_cast<uint4*>(memory + Shared::kPairs + n % 2 * kFragments);
   }
@@ -45,7 +45,10 @@ struct DeltaSweep {
   /// a third one of W's, which take turns by two there, too.
   __device__ uint64_t* folded(int n) const {
     if constexpr (kHasFoldedBarriers) return reinterpret_cast<uint64_t*>(memory + Shared::kFoldedBarriers) + n % 2;
-    else return n % 2 ? &small().stored : &small().prepared[2];
+    else {
+      static_assert(kGroups == 1 && Shared::kStages == 3, "as many arrivals at `stored` as there are warps, and a third barrier");
+      return n % 2 ? &small().stored : &small().prepared[2];
+    }
   }
   static constexpr bool kHasFoldedBarriers = kBlocks == 2, kPreparesInTurn = kFolded && !kHasFoldedBarriers;
   __device__ uint64_t* prepared(int n, int stage) const {

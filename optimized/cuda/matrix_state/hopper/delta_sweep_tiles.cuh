@@ -8,7 +8,7 @@
 //   Sᵀ Qᵀ, then (D_C β R)ᵀ K     γ Sᵀ Qᵀ
 //   Rᵀ (P β)ᵀ, after these       the stage is empty; S of the next chunk is rounded, and measured
 //
-// Of float16 the last one is Xᵀ Aᵀ (delta_folded.cuh).
+// Of float16 the last one is Xᵀ (A β)ᵀ (delta_folded.cuh).
 //
 // The factors of R, of γ Sᵀ Qᵀ and of O are loaded before their product is waited for: under load shared memory answers after some 300 cycles.
 
@@ -162,7 +162,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
     ptx::wgmma_wait<0>();
     ptx::fence_registers(x);
     ptx::fence_registers(left);
-    if constexpr (kFolds<Element>) {
+    if constexpr (kFolded) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) residual[i] = left[i];  // X is what O is read from
     }
@@ -171,7 +171,7 @@ __device__ __forceinline__ void DeltaSweep<Element, kBlocks, kGroups, kReads, kK
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         left[2 * c + i] = pack<__half>(x[4 * c + 2 * i] * factors[c].x, x[4 * c + 2 * i + 1] * factors[c].y);
-    if constexpr (!kFolds<Element>) pack_sums<__half>(residual, x, 1.0f);
+    if constexpr (!kFolded) pack_sums<__half>(residual, x, 1.0f);
     ptx::fence_registers(residual);
     ptx::fence_registers(left);
     float(&out)[32] = x;  // no registers are left for others

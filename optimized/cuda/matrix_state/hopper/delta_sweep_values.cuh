@@ -8,7 +8,7 @@
 //   Xᵀ = Vᵀ − γ Sᵀ Kᵀ
 //   Rᵀ = Xᵀ − Xᵀ (W β)ᵀ           mma.sync, with the lower blocks alone
 //   Sᵀ = γ_C Sᵀ + (D_C β R)ᵀ K    wgmma
-//   Oᵀ = γ Sᵀ Qᵀ + Rᵀ (P β)ᵀ      mma.sync, under the one before; of float16 Xᵀ Aᵀ (delta_folded.cuh)
+//   Oᵀ = γ Sᵀ Qᵀ + Rᵀ (P β)ᵀ      mma.sync, under the one before; of float16 Xᵀ (A β)ᵀ (delta_folded.cuh)
 //
 // Tiles of S and R that it keeps for a backward have the state's rows and the tokens as rows: a warp transposes its 16 columns by way of their place in V, which
 // it alone reads once V is measured, and stores them itself. So the warps don't meet, and the stage needn't wait for the copy engine.

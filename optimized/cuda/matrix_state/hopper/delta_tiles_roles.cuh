@@ -6,6 +6,7 @@
 //   two warps      make the rows of K float16, then weigh W                                                → rows, prepared
 //   a warp         measures the other rows of V; units                                                     → values, weighed
 //   a warpgroup    measures the rows of Q, which become float16; P                                         → prepared
+//                  of float16 it is prepared before P, and makes A of P and W's tile                       → folded
 //
 // In the tiles of K and Q, P and W blocks of 16 tokens lie the other way round, the last one first. So the sums that a step of a product with a lower
 // triangle adds to are the first ones, and blocks after the diagonal's are never read: a token without a number reaches no earlier block.

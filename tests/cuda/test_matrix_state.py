@@ -1,9 +1,11 @@
 """gated_state and delta_state on a GPU, against the CPU implementation.
 
-usage: python3 tests/cuda/test_matrix_state.py LIBRARY [--device DEVICE] [unittest arguments]
+usage: python3 tests/cuda/test_matrix_state.py LIBRARY [--device DEVICE] [--errors FILE] [unittest arguments]
   DEVICE  where they run (default cuda); "--device cpu" tries the tests themselves without a GPU
+  FILE    gets the largest error of each call, type and tensor, as a share of its plain budget, and where it was found
 """
 import itertools
+import pathlib
 import sys
 import unittest
 
@@ -12,6 +14,7 @@ from on_gpu import HOPPER
 from test_operators import BUDGET, error, load_library_or_skip
 
 DEVICE = "cuda"
+LARGEST = {}  # (call, type, tensor): its largest error over its plain budget, that error, where
 
 
 def state_problem(dtype, length=150, batch=2, heads=3, key_dim=7, value_dim=10):
@@ -70,6 +73,15 @@ def worst_head(actual, expected, floor=0.0):
     return float((off / norm.clamp_min(max(floor, 1e-300))).nan_to_num(nan=torch.inf).max())
 
 
+def noted(error, call, dtype, name, strongest=1.0, **where):
+    """The error, which is kept if it is the largest: 1 % is allowed where strengths go to 2, else 0.3 % of a gate and the type's budget."""
+    plain = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else BUDGET[dtype]
+    key = call, str(dtype).removeprefix("torch."), name
+    if error / plain > LARGEST.get(key, (0.0,))[0]:
+        LARGEST[key] = error / plain, error, ", ".join(f"{word} {value}" for word, value in where.items())
+    return error
+
+
 def unfolded(call, dtype, budget=3e-3):
     """What float16 of the delta rule keeps below compute capability 9.0, where P and the residuals are rounded apart; else None. Keys without a sign
     correlate: 0.27 % was found."""
@@ -102,7 +114,7 @@ class MatrixState(unittest.TestCase):
                     allowed = unfolded(call, dtype, 2e-3) or budget * (1.5 if "normalized" in call else 1)
                     found = {}
                     for name, actual in run_state(call, tensors, DEVICE).items():
-                        found[name] = error(actual.cpu(), expected[name])
+                        found[name] = noted(error(actual.cpu(), expected[name]), call, dtype, name)
                         self.assertEqual(actual.device.type, torch.device(DEVICE).type, name)
                         self.assertEqual(actual.dtype, tensors[name].dtype if name in tensors else
                                          dtype if name == "values" else torch.promote_types(dtype, torch.float32), name)
@@ -126,7 +138,9 @@ class MatrixState(unittest.TestCase):
                     if call == "head-gated delta":
                         wide = dtype == torch.bfloat16 and gate and kind in ("open", "one")
                         budget = 1e-2 if dtype == torch.float16 else 2e-2 if wide else budget
-                    over |= beyond({name: worst_head(actual, expected[name], floor)}, budget)
+                    strongest = 2.0 if "delta" in call else 1.0
+                    found = noted(worst_head(actual, expected[name], floor), call, dtype, name, strongest, gates=kind)
+                    over |= beyond({name: found}, budget)
                 self.assertEqual(over, {})
 
     def test_keeps_the_budget_for_every_length_and_size(self):
@@ -146,7 +160,8 @@ class MatrixState(unittest.TestCase):
                         in_pieces = not HOPPER and min(tensors["query"].size(3), tensors["value"].size(3)) > 128
                         least = max(BUDGET[dtype], 3e-3 if "gate" in name else 0)
                         budget = least * (1.5 if "normalized" in call or in_pieces and name == "query" else 1)
-                        self.assertLessEqual(worst_head(actual, expected[name], floor), unfolded(call, dtype) or budget, name)
+                        found = noted(worst_head(actual, expected[name], floor), call, dtype, name, **size)
+                        self.assertLessEqual(found, unfolded(call, dtype) or budget, name)
 
     def test_keeps_the_budget_of_each_head_for_keys_that_correlate(self):
         generator = torch.Generator().manual_seed(3)
@@ -166,9 +181,11 @@ class MatrixState(unittest.TestCase):
                         # Towards β = 2 a write turns its key's value around: the state keeps every error. Where all keys are one,
                         # the query's gradient is what 64 nearly equal terms leave.
                         one_key = correlation > 0.95 and dtype == torch.float16 and name == "query"
-                        half = (1.5e-3 if one_key and HOPPER else 0) or unfolded(call, dtype, 2e-3 if correlation > 0.95 else 1.2e-3) or BUDGET[dtype]
+                        elsewhere = unfolded(call, dtype, 2e-3 if correlation > 0.95 else 1.2e-3)
+                        half = 1.5e-3 if one_key and HOPPER else elsewhere or BUDGET[dtype]
                         budget = 1e-2 if strongest > 1 else 3e-3 if "gate" in name else half
-                        self.assertLessEqual(worst_head(actual, expected[name]), budget, name)
+                        found = noted(worst_head(actual, expected[name]), call, dtype, name, strongest, correlation=correlation, gate=gate)
+                        self.assertLessEqual(found, budget, name)
 
     def test_one_token_of_every_call_equals_the_cpu(self):
         for call, dtype, (rows, columns) in itertools.product(STATE_CALLS, BUDGET, ((64, 64), (128, 128), (7, 70))):
@@ -267,7 +284,8 @@ class VectorGates(unittest.TestCase):
                 floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
                 # Weights of pairs by gates of both sides: two operands more are rounded to bfloat16.
                 of_gates = 4e-3 if call == "both gates" and dtype == torch.bfloat16 else 3e-3
-                self.assertLessEqual(worst_head(actual, expected[name], floor), of_gates if gate else BUDGET[dtype], f"{call}, {name}")
+                found = noted(worst_head(actual, expected[name], floor), call, dtype, name, length=tensors["key"].size(1), rows=tensors["key"].size(3))
+                self.assertLessEqual(found, of_gates if gate else BUDGET[dtype], f"{call}, {name}")
 
     def test_keep_the_budget_for_every_size(self):
         for rows, columns in ((16, 16), (32, 24), (32, 64), (24, 128), (40, 72), (64, 32), (64, 128), (96, 40), (96, 72), (128, 64), (128, 128)):
@@ -317,11 +335,26 @@ class VectorGates(unittest.TestCase):
                 self.assert_budget(with_gates(state_problem(torch.float16, **(WIDE | dict(length=3000))), GATES[kind], generator), torch.float16)
 
 
+def option(name):
+    """The word after an option behind LIBRARY, both taken from the command line; None without it."""
+    if name not in sys.argv[2:-1]:
+        return None
+    at = sys.argv.index(name)
+    word = sys.argv[at + 1]
+    del sys.argv[at:at + 2]
+    return word
+
+
 if __name__ == "__main__":
-    if sys.argv[2:3] == ["--device"]:
-        DEVICE = sys.argv.pop(3)
-        del sys.argv[2]
+    errors, device = option("--errors"), option("--device")
+    if device:
+        DEVICE = device
         torch.ops.load_library(sys.argv.pop(1))
     else:
         load_library_or_skip()
-    unittest.main()
+    ran = unittest.main(exit=False)
+    if errors:
+        rows = sorted(((*found, *key) for key, found in LARGEST.items()), reverse=True)
+        pathlib.Path(errors).write_text("".join(f"{share:6.3f} {error:.6f} | {call} | {dtype} | {name} | {where}\n"
+                                                for share, error, where, call, dtype, name in rows))
+    sys.exit(not ran.result.wasSuccessful())

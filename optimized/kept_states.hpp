@@ -23,9 +23,9 @@ constexpr int inverse_parts(Dtype dtype) { return dtype == Dtype::kFloat16 ? 2 :
 /// Bytes of a chunk of 64 tokens that the delta rule's forward leaves, of a state of so many tiles of 64 rows and 64 columns: Wᵀ by blocks of
 /// 16 × 16 on and above its diagonal, in so many parts of 16 bits, units and norms of keys, S before the chunk and the residuals in 16 bits, their units,
 /// one a token and one a tile of columns.
-constexpr int kept_delta_bytes(int row_tiles, int column_tiles, int inverse_parts) {
+constexpr int kept_delta_bytes(int row_tiles, int column_tiles, int parts) {
   constexpr int kTile = 64 * 64 * 2, kInverse = 10 * 16 * 16 * 2, kFloats = 64 * 4;
-  return inverse_parts * kInverse + 2 * kFloats + column_tiles * ((row_tiles + 1) * kTile + kFloats + 4);
+  return parts * kInverse + 2 * kFloats + column_tiles * ((row_tiles + 1) * kTile + kFloats + 4);
 }
 
 /// The most columns whose gradients compute capability 9.0 computes by one kernel. Above 64 that kernel rounds parts of dq and dk to 16 bits before it

@@ -66,7 +66,8 @@ std::filesystem::path results_folder(const std::filesystem::path& results, const
 /// A second call repeats no finished work. With context.only, the models selected there are trained
 /// and measured; no claim is written.
 ///
-/// throws  the exceptions of training and measuring, a training's after the claims that don't need it; finished results stay
+/// throws  the exceptions of training and measuring, a training's after the claims that don't need it, on a GPU after those trained with it; finished
+///         results stay
 void run_experiments(const std::vector<Experiment>& selected, const Context& context);
 
 }  // namespace lethe

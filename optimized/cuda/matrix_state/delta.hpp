@@ -22,6 +22,8 @@ __host__ __device__ constexpr int delta_ctas(int columns, int groups) {
 constexpr int kLowerBlocks = kWarps * (kWarps + 1) / 2;
 
 __host__ __device__ constexpr int lower_block(int row, int column) { return row * (row + 1) / 2 + column; }
+/// The row of such a block.
+__host__ __device__ constexpr int row_of_lower_block(int number) { return (number >= 1) + (number >= 3) + (number >= 6); }
 
 /// Of a chunk's keys, by wgmma: powers of two below their largest numbers, and |k|.
 struct ChunkKeys {

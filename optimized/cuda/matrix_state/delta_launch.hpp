@@ -16,14 +16,15 @@ bool runs_hopper_code();
 
 /// The arrays that a backward reads of what was before it: S, r and their units, and Wᵀ. Where a forward leaves them, also the keys' numbers; they
 /// lie in what it is given for them one after the other, kept_delta_bytes() a chunk, since all but the last one's sizes are multiples of 256 bytes.
-inline DeltaArrays take_left_arrays(Workspace& memory, const Shape& shape, bool by_forward, int inverse_parts) {
+inline DeltaArrays take_left_arrays(Workspace& memory, const Shape& shape, bool by_forward, int parts) {
   const int64_t chunks = shape.batch * shape.heads * ((shape.key_length + kChunk - 1) / kChunk),
                 row_tiles = (shape.key_dim + 63) / 64, tiles = (shape.value_dim + 63) / 64 * chunks;
   constexpr int64_t kPieces = 64 * 64 * 2 / sizeof(uint4), kInverse = kLowerBlocks * 32;
-  static_assert(kept_delta_bytes(2, 2, kInverseParts<__half>) == kInverseParts<__half> * kInverse * sizeof(uint4) + sizeof(ChunkKeys) +
-                                                 2 * (3 * kPieces * sizeof(uint4) + (kChunk + 1) * sizeof(float)));
+  static_assert(kept_delta_bytes(2, 2, kInverseParts<__half>) ==
+                kInverseParts<__half> * kInverse * sizeof(uint4) + sizeof(ChunkKeys) +
+                    2 * (3 * kPieces * sizeof(uint4) + (kChunk + 1) * sizeof(float)));
   DeltaArrays arrays{};
-  arrays.inverse = memory.take<uint4>(chunks * inverse_parts * kInverse);
+  arrays.inverse = memory.take<uint4>(chunks * parts * kInverse);
   arrays.before = memory.take<uint4>(tiles * row_tiles * kPieces);
   arrays.residual = memory.take<uint4>(tiles * kPieces);
   arrays.residual_unit = memory.take<float>(tiles * kChunk);

@@ -14,7 +14,7 @@ template <typename Element, int kBlocks, int kGroups>
 struct DeltaBackSweep {
   using Shared = DeltaBackShared<kBlocks, kGroups>;
   using Solved = typename Shared::Solved;
-  static constexpr bool kHasFoldedBarriers = true;
+  static constexpr bool kMakesFolded = kFolds<Element>;  ///< whether barriers of A are made
   const DeltaSweepArguments& p;
   char* const memory;
   const int block, lane;  ///< the warp of its warpgroup, and the lane
@@ -215,7 +215,7 @@ struct DeltaBackSweep {
         weigh_rows(ptx::shared_address(queries), units.of_read);
         ptx::fence_async_shared();
         arrive_warp(&small().prepared[at.index], lane);
-        weigh_pairs(by_tiles(sums), units.of_row, outer, lane);
+        scale_pairs(by_tiles(sums), units.of_row, outer, lane);
         fold_parts(by_tiles(sums), chunk.inverse, pairs(n), block, lane);
         ptx::named_barrier_sync(kPrepareBarrier, kComputing);  // its low part has been read
         store_folded_rows<true>(pairs(n), by_tiles(sums), block, lane);

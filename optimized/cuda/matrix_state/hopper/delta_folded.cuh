@@ -40,8 +40,8 @@ __device__ __forceinline__ void fold_solution(Sums& pairs, int block, const Tile
   }
 }
 
-/// A warp's rows of P times factors of their columns and rows.
-__device__ __forceinline__ void weigh_pairs(Sums& pairs, const float* factors, const float (&outer)[2], int lane) {
+/// A warp's rows of P times factors of their columns and rows. scale_columns() and scale_rows() in turn spill twice as much of 64 rows.
+__device__ __forceinline__ void scale_pairs(Sums& pairs, const float* factors, const float (&outer)[2], int lane) {
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
     const float2 factor = *reinterpret_cast<const float2*>(&factors[8 * c + lane % 4 * 2]);
@@ -108,8 +108,8 @@ __device__ __forceinline__ void weigh_parts(uint4* blocks, uint4* lows, const ui
   for (int n = 0; n < 3; ++n) {
     const int number = warp + kWarps * n;
     if (number >= kLowerBlocks) break;
-    const int i = (number >= 1) + (number >= 3) + (number >= 6), j = number - lower_block(i, 0),
-              column = 16 * i + lane % 4 * 2, row = 16 * j + lane / 4;
+    const int i = row_of_lower_block(number), j = number - lower_block(i, 0), column = 16 * i + lane % 4 * 2,
+              row = 16 * j + lane / 4;
     const uint4 both[2] = {blocks[32 * number + lane], low[n]};
     const uint32_t of[2][4] = {{both[0].x, both[0].y, both[0].z, both[0].w},
                                {both[1].x, both[1].y, both[1].z, both[1].w}};

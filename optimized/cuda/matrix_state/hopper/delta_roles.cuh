@@ -75,7 +75,7 @@ __device__ __forceinline__ void run_roles(const Call& call, int warpgroup) {
     }
     for (uint64_t* barrier : {&small.measured[0], &small.measured[1], &small.stored})
       ptx::mbarrier_init(barrier, Shared::kStateWarps * kArrivalsOfAWarp);
-    if constexpr (std::decay_t<Call>::kHasFoldedBarriers)
+    if constexpr (std::decay_t<Call>::kMakesFolded)
       for (int i = 0; i < 2; ++i) ptx::mbarrier_init(call.folded(i), kWarps * kArrivalsOfAWarp);
     if constexpr (requires { Shared::kSends; }) ptx::mbarrier_init(call.sent(), kArrivalsOfAWarp);
     ptx::mbarrier_init_fence();

@@ -294,7 +294,7 @@ __device__ __forceinline__ void weigh_triangle(uint4* blocks, const Factor& fact
     float of_row[kCount][2];
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      const int number = first + kWarps * n, i = (number >= 1) + (number >= 3) + (number >= 6),
+      const int number = first + kWarps * n, i = row_of_lower_block(number),
                 j = number - lower_block(i, 0), column = 16 * (kUpper ? i : j) + lane % 4 * 2,
                 row = 16 * (kUpper ? j : i) + lane / 4;
       words[n] = blocks[32 * number + lane];

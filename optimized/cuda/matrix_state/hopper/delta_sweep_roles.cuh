@@ -44,13 +44,14 @@ struct DeltaSweep {
   /// The barriers of A, which comes after W: two in turn, as P's places. Of 64 rows memory is full: one is `stored`, which a forward does without, the other
   /// a third one of W's, which take turns by two there, too.
   __device__ uint64_t* folded(int n) const {
-    if constexpr (kHasFoldedBarriers) return reinterpret_cast<uint64_t*>(memory + Shared::kFoldedBarriers) + n % 2;
+    if constexpr (kBlocks == 2) return reinterpret_cast<uint64_t*>(memory + Shared::kFoldedBarriers) + n % 2;
     else {
       static_assert(kGroups == 1 && Shared::kStages == 3, "as many arrivals at `stored` as there are warps, and a third barrier");
       return n % 2 ? &small().stored : &small().prepared[2];
     }
   }
-  static constexpr bool kHasFoldedBarriers = kBlocks == 2, kPreparesInTurn = kFolded && !kHasFoldedBarriers;
+  static constexpr bool kMakesFolded = kFolded && kBlocks == 2,  ///< whether barriers of A are made beside the others
+      kPreparesInTurn = kFolded && kBlocks == 1;
   __device__ uint64_t* prepared(int n, int stage) const {
     return &small().prepared[kPreparesInTurn ? n % 2 : stage];
   }
@@ -327,7 +328,7 @@ struct DeltaSweep {
       if constexpr (kFolded) {  // while W is multiplied with
         const uint16_t* const of_state = small().of_state[n % 2];
         const float of_rows[2] = {power_of(of_state[i0]), power_of(of_state[i0 + 8])};
-        weigh_pairs(by_tiles(sums), small().units[at.index].of_pair(), of_rows, lane);
+        scale_pairs(by_tiles(sums), small().units[at.index].of_pair(), of_rows, lane);
         transpose_triangle(pairs(n), chunk.inverse, block, lane);  // where A comes
         ptx::named_barrier_sync(kPrepareBarrier, kComputing);
         fold_blocks(by_tiles(sums), pairs(n), block, lane);

@@ -1,11 +1,12 @@
 """matrix_state.json of optimized/benchmarks/cuda/matrix_state.py as a table: the linear family's times against the bytes that a call must move.
-matrix_state_near_one.json, matrix_state_near_one_second.json, matrix_state_rivals.json and matrix_state_packages.json, of its options --fla and --peers:
-beside the operators of others, the first two with gates near one too."""
+matrix_state_float16.json: of float16. matrix_state_near_one.json, matrix_state_near_one_second.json, matrix_state_rivals.json and
+matrix_state_packages.json, of its options --fla and --peers: beside the operators of others, the first two with gates near one too."""
 
 from report.files import BadResult, read_json
 from report.markdown import commit_words, number, table
 
-MATRIX_STATE = ("matrix_state", "matrix_state_near_one", "matrix_state_near_one_second", "matrix_state_rivals", "matrix_state_packages")
+MATRIX_STATE = ("matrix_state", "matrix_state_float16", "matrix_state_near_one", "matrix_state_near_one_second", "matrix_state_rivals",
+                "matrix_state_packages")
 MEMBERS = ("batch", "tokens", "heads", "rows", "columns", "gates", "direction", "microseconds", "floor_microseconds", "share")
 
 
@@ -70,7 +71,8 @@ def matrix_state_page(path):
         f"counted once, at "
         f"{found['copy_gigabytes_per_second']:.0f} GB/s measured in the same process; share: floor over time. A time is a median over rounds with a "
         f"cold L2 cache; backward is "
-        "that of all inputs, without its forward. Gates: `usual` have a mean logit of 3, `near-one` of 8.\n\n"
+        f"that of all inputs, without its forward. Queries, keys and values are {found.get('type', 'bfloat16')}. "
+        "Gates: `usual` have a mean logit of 3, `near-one` of 8.\n\n"
         f"{rivals_words(found)}"
         f"`optimized/benchmarks/cuda/matrix_state.py`, {found['rounds']} rounds; commit {commit_words(found['commit'], found.get('dirty'))}; "
         f"{found['gpu']}, "

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times gated_state and delta_state, forward and backward, against the time in which the card copies as many bytes as a call must read and write.
 
-usage: matrix_state.py LIBRARY [--fla FOLDER] [--peers FOLDER…] [--gates usual near-one] [--output FILE.json] [--only NAME]…
-                       [--rounds N] [--commit HASH]
-       matrix_state.py LIBRARY --profile FILE.log [--gates usual near-one] [--only NAME]… [--rounds N] [--commit HASH]
+usage: matrix_state.py LIBRARY [--fla FOLDER] [--peers FOLDER…] [--gates usual near-one] [--type TYPE] [--output FILE.json]
+                       [--only NAME]… [--rounds N] [--commit HASH]
+       matrix_state.py LIBRARY --profile FILE.log [--gates usual near-one] [--type TYPE] [--only NAME]… [--rounds N] [--commit HASH]
 
 A floor counts every input, gradient and output once, at the speed of a copy of 384 MB in the same process; that of one token is the time of a copy of
 as many bytes, whose launch is no shorter. The L2 cache is filled by reading another
@@ -32,7 +32,7 @@ from timing import provenance
 SEED = 1
 BUSY_CYCLES = 10_000_000  # longer than the CPU takes to queue a call, FLA's many kernels too
 MEGABYTE = 1 << 20
-bf16 = torch.bfloat16
+TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # name: (sequences, length, heads, rows, columns, the call's gates)
 CASES = {
@@ -67,9 +67,9 @@ GOALS = {
 LOGITS = {"usual": 3.0, "near-one": 8.0}  # mean logit of a gate
 
 
-def inputs_of(batch, length, heads, rows, columns, form, gates="usual"):
-    """Arguments by name, None where the form has none."""
-    normal = lambda *shape, dtype=bf16: torch.randn(batch, length, heads, *shape, device="cuda").to(dtype)
+def inputs_of(batch, length, heads, rows, columns, form, gates="usual", dtype=torch.bfloat16):
+    """Arguments by name, None where the form has none; gates, strengths and states are float32."""
+    normal = lambda *shape, dtype=dtype: torch.randn(batch, length, heads, *shape, device="cuda").to(dtype)
     gate = lambda *shape: torch.nn.functional.logsigmoid(normal(*shape, dtype=torch.float32) + LOGITS[gates])
     query, key, value = normal(rows), torch.nn.functional.normalize(normal(rows), dim=-1), normal(columns)
     if "normalized" in form:
@@ -124,7 +124,7 @@ def measured(name, gates, arguments, other, speed):
     """The case's rows: a direction, its time, its floor and the floor's share of the time; with rivals the fastest's time and its ratio to ours, and
     all of them."""
     *sizes, form = CASES[name]
-    given = inputs_of(*sizes, form, gates)
+    given = inputs_of(*sizes, form, gates, TYPES[arguments.type])
     clock = lambda call: microseconds(call, arguments.rounds, other)
     with torch.no_grad():
         forward = clock(lambda: run(given, form))
@@ -167,11 +167,11 @@ def rivals_asked_for(arguments, about):
     return list(versions)
 
 
-def kernels_of(name, gates, rounds, other):
+def kernels_of(name, gates, dtype, rounds, other):
     """Of a call's kernels, forward and backward: (microseconds, launches, name) of each, means of `rounds` calls with a cold L2 cache, the longest
     first."""
     *sizes, form = CASES[name]
-    given = {member: tensor if tensor is None else tensor.requires_grad_() for member, tensor in inputs_of(*sizes, form, gates).items()}
+    given = {member: tensor if tensor is None else tensor.requires_grad_() for member, tensor in inputs_of(*sizes, form, gates, dtype).items()}
     direction = torch.randn_like(given["value"])
 
     def call():
@@ -203,10 +203,12 @@ def profile(arguments, cases, other):
     about = provenance("cuda", arguments.commit)
     dirty = {None: " (as told)", True: ", changed,", False: ""}[about["dirty"]]
     lines = [f"# microseconds a kernel by torch.profiler, forward with backward of the cases of optimized/benchmarks/cuda/matrix_state.py, mean of "
-             f"{arguments.rounds} calls, with the library of {about['commit']}{dirty}, {about['gpu']}, torch {about['torch']}, {about['date'][:10]}"]
+             f"{arguments.rounds} calls of {arguments.type}, with the library of {about['commit']}{dirty}, {about['gpu']}, "
+             f"torch {about['torch']}, {about['date'][:10]}"]
     print(lines[0])
     for name, gates in cases:
-        found = profile_lines(name if gates == "usual" else f"{name}, gates {gates}", kernels_of(name, gates, arguments.rounds, other))
+        kernels = kernels_of(name, gates, TYPES[arguments.type], arguments.rounds, other)
+        found = profile_lines(name if gates == "usual" else f"{name}, gates {gates}", kernels)
         print("\n".join(found), flush=True)
         lines += found
         arguments.profile.write_text("\n".join(lines) + "\n")  # after each case: a job that runs out of time keeps what it has
@@ -221,6 +223,7 @@ def main():
     parser.add_argument("--tolerance", type=float, default=0.02, help="of a rival's values and gradients")
     parser.add_argument("--gates", nargs="+", choices=list(LOGITS), default=["usual"],
                         help="near-one: logits of 8 instead of 3, in cases that have gates")
+    parser.add_argument("--type", choices=list(TYPES), default="bfloat16", help="of queries, keys and values")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file of all rows")
     parser.add_argument("--profile", type=pathlib.Path, help="a file for the kernels' times, which are all that is measured")
     parser.add_argument("--only", action="append", choices=list(CASES))
@@ -253,7 +256,8 @@ def main():
         return profile(arguments, cases, other)
     target = torch.empty_like(source)
     speed = 2 * source.nbytes / microseconds(lambda: target.copy_(source), arguments.rounds, other)  # bytes a microsecond
-    about = provenance("cuda", arguments.commit) | {"rounds": arguments.rounds, "seed": SEED, "copy_gigabytes_per_second": speed / 1e3}
+    about = provenance("cuda", arguments.commit) | {"rounds": arguments.rounds, "seed": SEED, "type": arguments.type,
+                                                          "copy_gigabytes_per_second": speed / 1e3}
     arguments.packages = rivals_asked_for(arguments, about)
     print(f"{torch.cuda.get_device_name()}: copies at {speed / 1e3:.0f} GB/s")
     print(f"{'case':24} {'gates':8} {'direction':9} {'µs':>9} {'floor':>8} {'share':>7}" + f" {'rival µs':>9} {'ratio':>6}"

@@ -149,14 +149,14 @@ class Segments(unittest.TestCase):
                     self.assertGreater(found.count_nonzero().item(), 0)
 
     def test_values_have_the_same_bits_whatever_follows(self):
-        for call in self.CALLS:
+        for call, dtype in itertools.product(self.CALLS, (torch.bfloat16, torch.float16)):
             operator, names, options = STATE_CALLS[call]
-            tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(torch.bfloat16, **(WIDE | dict(length=9000))).items()}
+            tensors = {name: tensor.to(DEVICE) for name, tensor in state_problem(dtype, **(WIDE | dict(length=9000))).items()}
             run = lambda length: getattr(torch.ops.lethe, operator)(
                 *(name and (tensors[name] if "state" in name else tensors[name][:, :length]) for name in names), **options)[0]
             whole = run(9000)
             for length in (100, 512, 513, 1024, 1300, 4096, 8192):
-                with self.subTest(call, length=length):
+                with self.subTest(call, dtype=dtype, length=length):
                     self.assertTrue(torch.equal(run(length), whole[:, :length]))
 
     def assert_few_heads_and_many_give_equal_bits(self, dtype, call, rows, columns, length, all_copies):

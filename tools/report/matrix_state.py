@@ -64,6 +64,14 @@ def rivals_words(found):
         + "".join(f"Not at hand: {package}: {reason}.\n\n" for package, reason in found.get("not_at_hand", {}).items()))
 
 
+def older_words(path, found):
+    """Of a file whose times of ours are older than the folder's own record: where that is."""
+    record = path.with_name("matrix_state.json")
+    if path == record or not record.exists() or read_json(record, ("date",))["date"] <= found["date"]:
+        return ""
+    return "Our times are of the commit below: [matrix_state](matrix_state.md) has later ones, without rivals.\n\n"
+
+
 def matrix_state_page(path):
     found = read_json(path, ("rows", "rounds", "commit", "gpu", "driver", "torch", "date", "copy_gigabytes_per_second"))
     return (
@@ -74,6 +82,7 @@ def matrix_state_page(path):
         f"that of all inputs, without its forward. Queries, keys and values are {found.get('type', 'bfloat16')}. "
         "Gates: `usual` have a mean logit of 3, `near-one` of 8.\n\n"
         f"{rivals_words(found)}"
+        f"{older_words(path, found)}"
         f"`optimized/benchmarks/cuda/matrix_state.py`, {found['rounds']} rounds; commit {commit_words(found['commit'], found.get('dirty'))}; "
         f"{found['gpu']}, "
         f"driver {found['driver']}, torch {found['torch']}; {found['date']}.\n"

@@ -61,6 +61,18 @@ Pruned pruned(const Study& study, const Artefact& model, std::optional<double> l
   return {found.at("blocks"), found.at("entries"), found.at("losses")};
 }
 
+std::vector<double> untrained_shares(const Study& study, const Artefact& model, int64_t sequences) {
+  const int64_t length = model.run.training.context_length;
+  return study.measured(model, {"pruned_share_untrained", 2}, {{"length", length}, {"sequences", sequences}},
+                        [&](const LanguageModel&) {
+                          LanguageModel fresh = untrained(model);
+                          nlohmann::json shares = nlohmann::json::array();
+                          for (const HeadShare& share : head_shares(fresh, study.dataset, length, sequences))
+                            shares.push_back(mean(share.blocks));
+                          return shares;
+                        });
+}
+
 Comparison gates_opened(const Study& study, const std::vector<Artefact>& models, int64_t sequences) {
   if (models.empty()) throw std::invalid_argument("gates: expected a model of that context, found none");
   Measurements opened(study.settings.value("confidence", kConfidence));

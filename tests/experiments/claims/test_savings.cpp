@@ -1,4 +1,4 @@
-// The shares at each context, ACP Fig. 2 left, and the losses with and without pruning by positions, Fig. 3 left.
+// The shares and the training step at each context, ACP Fig. 2, and the losses with and without pruning by positions, Fig. 3 left.
 
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "experiments/claims/record_files.hpp"
 #include "experiments/claims/runs.hpp"
@@ -62,6 +63,23 @@ class Savings : public ClaimStudy {
     const std::string begin = "About 70 % of the attention's blocks are pruned at a context of ";
     return {one_of(found, begin + "64"), one_of(found, begin + "128")};
   }
+
+  /// The statements on a training step that is so many times as fast with pruning at contexts of 64 and 128.
+  std::array<Comparison, 2> of_steps(double at_64, double at_128) {
+    for (const Artefact& model : study.trained)
+      for (const auto& entry : std::filesystem::directory_iterator(model.folder / "measured")) {
+        nlohmann::json file = read_sealed(entry.path());
+        if (file.at("measure") != "times_of_pruning") continue;
+        const double faster = model.run.training.context_length == 64 ? at_64 : at_128;
+        nlohmann::json& step = file.at("value").at("training_step");
+        step["without"] = std::vector<double>{faster, faster};
+        step["with"] = std::vector<double>{1, 1};
+        write_sealed(entry.path(), file);
+      }
+    const auto found = experiment.measure(study).comparisons;
+    const std::string begin = "A training step is 10 % to 35 % faster at a context of ";
+    return {one_of(found, begin + "64"), one_of(found, begin + "128")};
+  }
 };
 
 TEST_F(Savings, AreRefutedByAShareOutsideOfTheRangeAtEachContext) {
@@ -77,6 +95,28 @@ TEST_F(Savings, JudgeEachShareByTheGatesOfItsOwnContext) {
   const auto [closed, opened] = of_shares(0.95, 0.7);
   EXPECT_EQ(closed.open, "its gates have not left those of an untrained model");
   EXPECT_EQ(closed.verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(opened.verdict(), Verdict::kReproduced);
+}
+
+TEST_F(Savings, JudgeTheTrainingStepAtEachContextByOneRange) {
+  settings["written_after_a_run"] = "written after a run";
+  of_shares(0.75, 0.65);  // gates that have opened
+  const auto [slight, within] = of_steps(1.05, 1.2);
+  EXPECT_NEAR(slight.measured, 0.05, 1e-12);
+  EXPECT_EQ(slight.verdict(), Verdict::kDirectionReproduced);
+  EXPECT_EQ(slight.note, "written after a run");
+  EXPECT_FALSE(slight.headline);
+  EXPECT_EQ(slight.source, within.source);
+  EXPECT_EQ(within.verdict(), Verdict::kReproduced);
+  EXPECT_EQ(within.note, "");
+  EXPECT_TRUE(within.headline);
+  for (const Comparison& slower : of_steps(0.9, 0.8)) EXPECT_EQ(slower.verdict(), Verdict::kRefuted);
+}
+
+TEST_F(Savings, JudgeEachStepByTheGatesOfItsOwnContext) {
+  of_shares(0.95, 0.7);
+  const auto [closed, opened] = of_steps(1.2, 1.2);
+  EXPECT_EQ(closed.open, "its gates have not left those of an untrained model");
   EXPECT_EQ(opened.verdict(), Verdict::kReproduced);
 }
 

@@ -30,7 +30,9 @@ struct Heads {
   std::vector<double> all, first_layers;
 };
 
-std::vector<Comparison> statements(const Heads& trained, const Heads& untrained, double confidence) {
+/// Each beside the same number of untrained heads, which are all local: what they are too is inconclusive.
+std::vector<Comparison> statements(const Heads& trained, const Heads& untrained, const nlohmann::json& settings) {
+  const double confidence = settings.value("confidence", kConfidence);
   const auto share = [&](const std::string& statement, std::vector<double> Heads::*heads, bool (*is)(double),
                          const Expectation& expectation, const char* source) {
     const Interval found = share_of_heads(trained.*heads, is, confidence),
@@ -52,27 +54,8 @@ std::vector<Comparison> statements(const Heads& trained, const Heads& untrained,
       share("The heads of the first two layers are local", &Heads::first_layers, is_local, most, "ACP Fig. 5"),
   };
   all[0].headline = all[1].headline = true;
-  // Untrained heads are all local, so what trained ones add is that they still are where others have become global.
-  for (const size_t local : {0, 2, 3}) {
-    if (all[1].verdict() != Verdict::kReproduced) continue;
-    if (all[local].control_does_as_well())
-      all[local].note = "untrained heads do as well: what training adds is that others have become global";
-    all[local].control.reset();
-  }
+  for (const size_t of_local_heads : {0, 2, 3}) all[of_local_heads].note = settings.value("controls_after_a_run", "");
   return all;
-}
-
-/// The share of blocks that each head of the untrained model skips.
-std::vector<double> untrained_savings(const Study& study, const Artefact& model, int64_t sequences) {
-  const int64_t length = model.run.training.context_length;
-  return study.measured(model, {"pruned_share_untrained", 2}, {{"length", length}, {"sequences", sequences}},
-                        [&](const LanguageModel&) {
-                          LanguageModel fresh = untrained(model);
-                          nlohmann::json shares = nlohmann::json::array();
-                          for (const HeadShare& share : head_shares(fresh, study.dataset, length, sequences))
-                            shares.push_back(mean(share.blocks));
-                          return shares;
-                        });
 }
 
 }  // namespace
@@ -97,14 +80,14 @@ Findings measure(const Study& study) {
       findings.records.push_back(record);
       if (record.implementation == "lethe") savings.push_back(record.value);
     }
-    const std::vector<double> untrained = untrained_savings(study, model, sequences);
+    const std::vector<double> untrained = untrained_shares(study, model, sequences);
     add(trained, savings);
     add(before, untrained);
     findings.records.push_back(
         record_of(study.experiment, model.run, 1, length, "pruned_share_untrained", "1", mean(untrained)));
     findings.records.back().variant = "all heads";
   });
-  findings.comparisons = statements(trained, before, study.settings.value("confidence", kConfidence));
+  findings.comparisons = statements(trained, before, study.settings);
   const Comparison opened = gates_opened(study, study.trained, sequences);
   judge_by_gates(findings.comparisons, opened, study.settings);
   return findings;

@@ -1,12 +1,10 @@
 // ACP Fig. 2: the pruned share of attention at several context lengths, and the time that it saves in the operator and in a
 // whole training step, timed with and without pruning in alternation.
 
-#include <torch/cuda.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <map>
@@ -16,6 +14,7 @@
 #include "experiments/evaluation/pruned_share.hpp"
 #include "experiments/json_file.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
+#include "experiments/papers/adaptive_computation_pruning/savings/duel.hpp"
 #include "optimized/torch/forgetting_attention.hpp"
 
 namespace lethe::savings {
@@ -23,43 +22,6 @@ namespace {
 
 const std::string kWith = "FoX (Pro) with ACP", kWithout = "FoX (Pro) without ACP";
 constexpr int64_t kShortestWithFalls = 4096;  ///< contexts of which L(i) is asked to fall
-
-/// Seconds of one call, including the work that it launched on GPUs.
-template <typename Work>
-double seconds(Work& work) {
-  const auto wait = [] {
-    if (torch::cuda::is_available()) torch::cuda::synchronize();
-  };
-  wait();
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  wait();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// Two rivals, timed in turn.
-struct Duel {
-  std::vector<double> without, with;  ///< seconds
-  std::vector<double> speedup() const {
-    std::vector<double> ratios;
-    for (size_t i = 0; i < with.size(); ++i) ratios.push_back(without[i] / with[i]);
-    return ratios;
-  }
-};
-
-/// Times both in turn, with the first of each pair alternating, after one call of each that isn't counted.
-template <typename Without, typename With>
-Duel duel(int64_t repetitions, Without&& without, With&& with) {
-  Duel times;
-  without();
-  with();
-  for (int64_t i = 0; i < repetitions; ++i) {
-    if (i % 2 == 0) times.without.push_back(seconds(without));
-    times.with.push_back(seconds(with));
-    if (i % 2 == 1) times.without.push_back(seconds(without));
-  }
-  return times;
-}
 
 /// Forward and backward of all layers' attention, on their traced inputs of one sequence.
 void attend(const std::vector<AttentionTrace>& layers, std::optional<double> log_tolerance) {
@@ -153,6 +115,32 @@ Comparison share_at(const Study& study, const Found& found, int64_t length) {
   return comparison;
 }
 
+Comparison of_times(const std::string& statement, const Gain& measured, const Expectation& expectation,
+                    const char* source) {
+  return {.statement = statement,
+          .source = source,
+          .unit = "gain in throughput",
+          .expectation = expectation,
+          .measured = measured.value,
+          .band = measured.band};
+}
+
+/// The paper gives one range for all of its lengths.
+Comparison step_at(const Study& study, const Found& found, int64_t length) {
+  const double low = paper_value(study, "all", "training_step_gain_low");
+  const double high = paper_value(study, "all", "training_step_gain_high");
+  return of_times("A training step is 10 % to 35 % faster at a context of " + std::to_string(length),
+                  gain(found.step_speedup, length, found.confidence), Expectation::between(low, high),
+                  "ACP Fig. 2 right");
+}
+
+Comparison operator_at(const Found& found, int64_t length) {
+  return of_times("The operator alone gains more than the training step at a context of " + std::to_string(length),
+                  gain(found.operator_speedup, length, found.confidence) -
+                      gain(found.step_speedup, length, found.confidence),
+                  Expectation::positive(), "ACP Section 4.2");
+}
+
 void keep_open_without_its_context(Comparison& comparison) {
   if (!std::isnan(comparison.measured)) return;
   comparison.out_of_reach.clear();
@@ -164,33 +152,17 @@ void keep_open_without_its_context(Comparison& comparison) {
 std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& found) {
   const auto lengths = study.settings.at("context_lengths").get<std::vector<int64_t>>();
   const int64_t shortest = lengths.front(), longest = lengths.back();
-  const double low = paper_value(study, "all", "training_step_gain_low");
-  const double high = paper_value(study, "all", "training_step_gain_high");
-  const std::string place = " at a context of " + std::to_string(longest);
-  const auto of_times = [&](const std::string& statement, const Gain& gain, const Expectation& expectation,
-                            const char* source, bool headline) {
-    return Comparison{.statement = statement,
-                      .source = source,
-                      .unit = "gain in throughput",
-                      .headline = headline,
-                      .expectation = expectation,
-                      .measured = gain.value,
-                      .band = gain.band};
-  };
   const Gain step = gain(found.step_speedup, longest, found.confidence),
-             early = gain(found.step_speedup, shortest, found.confidence),
-             alone = gain(found.operator_speedup, longest, found.confidence);
+             early = gain(found.step_speedup, shortest, found.confidence);
   std::vector<Comparison> all = {
       share_at(study, found, longest),
       of_shares(found, "A longer context is pruned more", {{at(longest), 1}, {at(shortest), -1}},
                 Expectation::positive(), "ACP Section 4.2"),
-      of_times("A training step is 10 % to 35 % faster" + place, step, Expectation::between(low, high),
-               "ACP Fig. 2 right", true),
+      step_at(study, found, longest),
       of_times("The training step gains more from a longer context", step - early, Expectation::positive(),
-               "ACP Section 4.2", false),
-      of_times("The operator alone gains more than the training step" + place, alone - step, Expectation::positive(),
-               "ACP Section 4.2", true)};
-  all.front().headline = true;
+               "ACP Section 4.2"),
+      operator_at(found, longest)};
+  for (const size_t headline : {0, 2, 4}) all[headline].headline = true;
   if (lengths.size() < 2)
     for (const size_t growth : {1, 3}) all[growth].open = "this scale has one context length";
   for (Comparison& comparison : all) keep_open_without_its_context(comparison);
@@ -226,18 +198,21 @@ std::vector<Artefact> with_pruning_at(const Study& study, int64_t length) {
   return models;
 }
 
-/// The shares at the contexts before the longest, each judged by the gates of its own models.
-std::vector<Comparison> shares_before_the_longest(const Study& study, const Found& found, int64_t sequences) {
+/// The shares and the times at the contexts before the longest, each judged by the gates of its own models.
+std::vector<Comparison> before_the_longest(const Study& study, const Found& found, int64_t sequences) {
   auto lengths = study.settings.at("context_lengths").get<std::vector<int64_t>>();
   lengths.pop_back();
   std::vector<Comparison> all;
   for (const int64_t length : lengths) {
-    std::vector<Comparison> one{share_at(study, found, length)};
-    one.front().note = study.settings.value("written_after_a_run", "");
-    keep_open_without_its_context(one.front());
+    std::vector<Comparison> at_length{share_at(study, found, length), step_at(study, found, length),
+                                      operator_at(found, length)};
+    for (Comparison& one : at_length) {
+      one.note = study.settings.value("written_after_a_run", "");
+      keep_open_without_its_context(one);
+    }
     if (const auto models = with_pruning_at(study, length); !models.empty())
-      judge_by_gates(one, gates_opened(study, models, sequences), study.settings);
-    all.push_back(one.front());
+      judge_by_gates(at_length, gates_opened(study, models, sequences), study.settings);
+    std::ranges::copy(at_length, std::back_inserter(all));
   }
   return all;
 }
@@ -389,7 +364,7 @@ Findings measure(const Study& study) {
     opened.out_of_reach = study.settings.value("gates_out_of_reach", "");
     findings.comparisons.push_back(opened);
   }
-  std::ranges::copy(shares_before_the_longest(study, found, sequences), std::back_inserter(findings.comparisons));
+  std::ranges::copy(before_the_longest(study, found, sequences), std::back_inserter(findings.comparisons));
   if (longest >= kShortestWithFalls)
     std::ranges::copy(falls_of_losses(found, longest), std::back_inserter(findings.comparisons));
   std::ranges::copy(shares_of_flops(study), std::back_inserter(findings.comparisons));

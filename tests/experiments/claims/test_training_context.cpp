@@ -17,6 +17,7 @@ namespace {
 /// A row's losses in the stretches of its context.
 struct Course {
   double early, middle, late;
+  double noise = 0;  ///< more in the first half of the text and less in the other: none of the mean
 };
 using Courses = std::map<std::string, Course>;
 
@@ -57,7 +58,7 @@ class TrainingContext : public ClaimStudy {
   /// 256 tokens.
   static double loss(const Course& course, double end, double position) {
     const double of_stretch = end <= 1.0 / 16 ? course.early : end <= 1.0 / 2 ? course.middle : course.late;
-    return of_stretch + (position < 128 ? 0.25 : position < 256 ? -0.25 : 1000);
+    return of_stretch + (position < 128 ? 0.25 + course.noise : position < 256 ? -0.25 - course.noise : 1000);
   }
 
   void forget(const std::string& label) {
@@ -79,18 +80,57 @@ TEST_F(TrainingContext, ComparesStretchesAndContextsOfTheSameText) {
   EXPECT_NEAR(measured("L(i) of FoX (LLaMA) falls from 8 … 16 to the last half of 128 tokens"), 0.2, 1e-9);
 }
 
+const std::vector<const char*> kGrowths = {"The advantage of FoX (LLaMA) is larger in the last half",
+                                           "The advantage of FoX (LLaMA) is larger with a training context",
+                                           "The advantage of FoX (Pro) is larger in the last half",
+                                           "The advantage of FoX (Pro) is larger with a training context"};
+
 TEST_F(TrainingContext, GivesNoCreditForGrowthThatAWindowHasToo) {
+  settings["control_after_a_run"] = "another rule first";
   Courses courses = kHolds;
-  courses["Window at 128"] = {5.0, 4.8, 4.6};
+  courses["Window at 128"] = {5.0, 4.6, 4.2};
   const auto found = judged(courses);
-  for (const char* begin : {"The advantage of FoX (LLaMA) is larger in the last half",
-                            "The advantage of FoX (LLaMA) is larger with a training context"}) {
+  for (const char* begin : kGrowths) {
     const Comparison& comparison = one_of(found, begin);
     ASSERT_TRUE(comparison.control) << begin;
     EXPECT_GT(comparison.control->measured, 0) << begin;
     EXPECT_EQ(comparison.verdict(), Verdict::kInconclusive) << begin;
+    EXPECT_TRUE(comparison.open.starts_with("less that of Window of 8 tokens it is -")) << comparison.open;
+    EXPECT_TRUE(comparison.open.ends_with(": with these means no number of runs would decide it")) << comparison.open;
+    EXPECT_EQ(comparison.note, "another rule first") << begin;
   }
   EXPECT_EQ(one_of(found, "Transformer (LLaMA) is better than Window").verdict(), Verdict::kRefuted);
+}
+
+TEST_F(TrainingContext, GivesNoCreditForADifferenceWithinItsOwnBand) {
+  Courses courses = kHolds;
+  courses["Window at 128"].noise = 0.1;
+  const auto found = judged(courses);
+  for (const char* trunk : {"(LLaMA)", "(Pro)"}) {
+    const Comparison& comparison =
+        one_of(found, std::string("The advantage of FoX ") + trunk + " is larger with a training context");
+    EXPECT_EQ(judge(comparison.expectation, comparison.measured, comparison.band), Verdict::kTrendReproduced);
+    ASSERT_TRUE(comparison.control);
+    EXPECT_LT(comparison.control->measured, 0) << "the window's own number is inconclusive at best";
+    EXPECT_EQ(comparison.verdict(), Verdict::kInconclusive);
+    EXPECT_TRUE(comparison.open.starts_with("less that of Window of 8 tokens it is 0.4")) << comparison.open;
+    EXPECT_TRUE(comparison.open.ends_with("; that would be decided by 9 times the text")) << comparison.open;
+  }
+}
+
+TEST_F(TrainingContext, CreditsGrowthByMoreThanAWindowsOwn) {
+  settings["control_after_a_run"] = "another rule first";
+  Courses courses = kHolds;
+  courses["Window at 128"] = {5.0, 4.9, 4.75};
+  courses["Window at 64"] = {5.0, 5.0, 5.0};
+  const auto found = judged(courses);
+  for (const char* begin : kGrowths) {
+    const Comparison& comparison = one_of(found, begin);
+    EXPECT_EQ(comparison.verdict(), Verdict::kTrendReproduced) << begin;
+    EXPECT_FALSE(comparison.control) << "whose own number is positive too";
+    EXPECT_TRUE(comparison.note.starts_with("less that of Window of 8 tokens it is 0.1")) << comparison.note;
+    EXPECT_TRUE(comparison.note.ends_with("; another rule first")) << comparison.note;
+  }
 }
 
 TEST_F(TrainingContext, RefutesAnAdvantageThatShrinks) {

@@ -54,7 +54,7 @@ def absent_names(root, row, tests):
 
 def claims_of(row):
     """The claims of a row with the begins of its statements: "one; another: First | Second". Without begins the statements are those whose source
-    names the item."""
+    names the item. "one on TEXT" is the claim's result on another text than its own."""
     for part in filter(None, row["claims"].split(";")):
         name, _, begins = part.partition(":")
         yield name.strip(), [begin.strip() for begin in begins.split("|") if begin.strip()]
@@ -94,15 +94,14 @@ def faults_of_items(root, folders=(), use=lambda claim: None):
 
 
 def largest(root, folders, use=lambda claim: None):
-    """The result of each claim on its own text at the largest scale, by the claim's name."""
+    """The result of each claim at the largest scale: on its own text by the claim's name, on another by "NAME on TEXT"."""
     best = {}
     for folder in folders:
         for claim in sound_claims(root, folder, use)[0]:
-            if "corpus" in claim.certificate:
-                continue
-            other = best.get(claim.name)
+            name = f"{claim.name} on {claim.certificate['dataset']['name']}" if "corpus" in claim.certificate else claim.name
+            other = best.get(name)
             if other is None or SCALES.index(claim.certificate["scale"]) >= SCALES.index(other.certificate["scale"]):
-                best[claim.name] = claim
+                best[name] = claim
     return best
 
 

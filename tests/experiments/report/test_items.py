@@ -4,7 +4,7 @@ import json
 import unittest
 
 from checkout import CERTIFICATE, SOURCE, WithCheckout  # first: it finds tools/report
-from report.items import TITLES, all_folders, claims_of, faults_of_items, is_about, is_of_an_abstract, read_items
+from report.items import TITLES, all_folders, claims_of, faults_of_items, is_about, is_of_an_abstract, largest, read_items
 from report.results import BadResult
 from report.tables import readme_table
 
@@ -42,13 +42,28 @@ class Items(WithCheckout):
         (larger / "ablations.json").write_text(json.dumps(CERTIFICATE | {"scale": "gpu"}))
         self.assertIn("ablations at gpu:", self.table("FoX,Table 3,components help,measured,ablations,"))
 
-    def test_a_result_on_another_text_is_not_the_claims(self):
+    def on_another_text(self, **changes):
+        """A folder with the claim's result at gpu on linux-gpt2, with a statement of these changes."""
         other = self.checkout.results / "other-linux"
         other.mkdir()
         for file in self.checkout.machine.iterdir():
             (other / file.name).write_bytes(file.read_bytes())
-        (other / "ablations.json").write_text(json.dumps(CERTIFICATE | {"scale": "gpu", "corpus": "linux"}))
-        self.assertIn("ablations at quick:", self.table("FoX,Table 3,components help,measured,ablations,"))
+        comparisons = [CERTIFICATE["comparisons"][0] | changes]
+        text = {"corpus": "data/linux-gpt2", "dataset": {"name": "linux-gpt2", "content": "0"}}
+        (other / "ablations.json").write_text(json.dumps(CERTIFICATE | text | {"scale": "gpu", "comparisons": comparisons}))
+        return other
+
+    def test_a_result_on_another_text_is_not_the_claims(self):
+        self.on_another_text()
+        self.assertIn("| ablations at quick: 1 trend reproduced |", self.table("FoX,Table 3,components help,measured,ablations,"))
+
+    def test_a_row_names_a_claim_on_another_text(self):
+        other = self.on_another_text(statement="A gate hurts", verdict="refuted")
+        self.assertIn("| ablations at quick: 1 trend reproduced. ablations on linux-gpt2 at gpu: 1 refuted |",
+                      self.table("FoX,Table 3,components help,measured,ablations; ablations on linux-gpt2: A gate,"))
+        self.assertEqual(self.faults(other), [])
+        self.write("FoX,Table 3,components help,measured,ablations on linux-gpt2: FoX (Pro) is,")
+        self.assertEqual(self.faults(other), ["FoX Table 3: expected a statement of ablations on linux-gpt2 that begins with 'FoX (Pro) is', found none"])
 
     def test_figure_2_is_not_figure_21(self):
         row = {"paper": "FoX", "item": "Fig. 2"}
@@ -63,8 +78,8 @@ class Items(WithCheckout):
                        for statement, verdict in zip(statements, ["trend reproduced", "refuted", "reproduced"])]
         (self.checkout.machine / "ablations.json").write_text(json.dumps(CERTIFICATE | {"comparisons": comparisons}))
 
-    def faults(self):
-        return [fault.split(": ", 1)[1] for fault in faults_of_items(self.checkout.root, [self.checkout.machine])]
+    def faults(self, *folders):
+        return [fault.split(": ", 1)[1] for fault in faults_of_items(self.checkout.root, [self.checkout.machine, *folders])]
 
     def test_a_row_shows_the_verdicts_of_the_statements_that_it_names(self):
         self.with_statements("A gate helps", "A gate hurts", "The control fails")
@@ -115,6 +130,7 @@ class Items(WithCheckout):
     def test_every_row_of_the_project_is_whole(self):
         rows = read_items(SOURCE)
         known = {path.parent.name for path in SOURCE.glob("experiments/papers/*/*/paper.csv")}
+        known |= set(largest(SOURCE, SOURCE.glob("results/*-gpu-*")))  # on another text
         self.assertEqual({row["paper"] for row in rows}, set(TITLES))
         self.assertEqual(len({(row["paper"], row["item"]) for row in rows}), len(rows))
         for row in rows:

@@ -18,6 +18,8 @@ class Datasets {
  public:
   explicit Datasets(std::filesystem::path root) : root_(std::move(root)) {}
 
+  /// reads   training.corpus and training.tokenizer; text: the SHA-256 that its source must have, where the settings name one
+  /// throws  std::invalid_argument naming the corpus and both hashes where its source has another; as prepared_dataset
   const Dataset& of(const nlohmann::json& settings) {
     if (!settings.contains("training")) return none_;
     const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
@@ -25,7 +27,8 @@ class Datasets {
     if (!dataset) dataset = std::make_unique<Dataset>(prepared_dataset(corpus, tokenizer, root_));
     if (const std::string text = settings.value("text", dataset->source_hash()); text != dataset->source_hash())
       throw std::invalid_argument(corpus + ": expected the text " + text +
-                                  " of config.toml (tools/fetch_books.py rebuilds it), found " +
+                                  " of config.toml or of the corpus's index in experiments/data "
+                                  "(tools/fetch_books.py and tools/fetch_linux.py rebuild theirs), found " +
                                   dataset->source_hash());
     return *dataset;
   }

@@ -5,13 +5,27 @@
 #include "experiments/json_file.hpp"
 
 namespace lethe {
+namespace {
+
+/// Why a statement that a machine can change is open, and what would decide it.
+std::string undecided_words(const std::string& why, const Comparison& comparison) {
+  const Verdict here = comparison.verdict();
+  if (here == Verdict::kOutOfReach) return why;
+  if (here != Verdict::kInconclusive)
+    return why + "; here its band has a verdict, and from one machine no number of runs follows that decides it on all";
+  const std::string what = comparison.open.empty() ? comparison.lacks() : comparison.open;
+  return what.empty() ? why : why + "; " + what;
+}
+
+}  // namespace
 
 void say_what_settings_say(const nlohmann::json& settings, std::vector<Comparison>& comparisons) {
   const std::string changed = settings.value("changed_after_a_run", "");
   const auto undecided = settings.value("undecided", nlohmann::json::object());
   for (Comparison& comparison : comparisons) {
     if (!changed.empty()) comparison.note += (comparison.note.empty() ? "" : "; ") + changed;
-    if (undecided.contains(comparison.statement)) comparison.open = undecided.at(comparison.statement);
+    if (undecided.contains(comparison.statement))
+      comparison.open = undecided_words(undecided.at(comparison.statement).get<std::string>(), comparison);
   }
 }
 

@@ -10,7 +10,8 @@ namespace lethe {
 
 /// What a scale's settings say of its statements.
 ///
-/// reads  settings: changed_after_a_run, added to every note; undecided, by statement why a machine can change its verdict: it is open
+/// reads  settings: changed_after_a_run, added to every note; undecided, by statement why a machine can change its verdict: it is open, with what
+///        would decide it on this machine, or that its band decides it here
 void say_what_settings_say(const nlohmann::json& settings, std::vector<Comparison>& comparisons);
 
 /// Writes <context.results>/<claim>.{csv,json} and, where there are curves, <claim>.points.csv. The certificate has the commit of every model: one

@@ -11,6 +11,7 @@
 #include "experiments/data/sha256.hpp"
 #include "experiments/files.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 #include "experiments/training/stored_artefact.hpp"
 
 namespace lethe {
@@ -55,7 +56,7 @@ std::vector<Artefact> artefacts_on(const Text& text, const Experiment& experimen
   return artefacts;
 }
 
-/// The same of the text on which most have run.
+/// The same of the text on which most have run; with settings["content"] of that text alone.
 ///
 /// throws  std::invalid_argument where none has
 std::vector<Artefact> artefacts_of(const Experiment& experiment, const nlohmann::json& settings, const Texts& texts,
@@ -64,8 +65,14 @@ std::vector<Artefact> artefacts_of(const Experiment& experiment, const nlohmann:
   const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
   const auto of_corpus = texts.find({corpus, tokenizer});
   if (of_corpus == texts.end()) throw std::invalid_argument("expected models of " + corpus + ", found none");
+  const std::string content = settings.value("content", "");
+  if (!content.empty() && std::ranges::count(of_corpus->second, content, &Text::hash) == 0)
+    throw std::invalid_argument(corpus + ": expected models of the dataset " + content +
+                                " of the corpus's index in experiments/data, found those of " +
+                                listed(of_corpus->second, &Text::hash));
   std::vector<Artefact> artefacts;
   for (const Text& text : of_corpus->second) {
+    if (!content.empty() && text.hash != content) continue;
     std::vector<Run> others;
     auto found = artefacts_on(text, experiment, settings, models, others);
     if (!dataset.is_null() && found.size() <= artefacts.size()) continue;

@@ -22,7 +22,8 @@ std::string folder_of(const std::filesystem::path& models, const std::string& sc
 
 /// Judges the claims by the rules of this program, from the artefacts below `models`, and writes the files of those that could be judged, see
 /// write_findings. A claim some of whose runs have no model yet is judged by the others: each statement by the seeds that its rows share.
-/// A claim on this machine's own speed has no such measurements. The data's hash and vocabulary come from the artefacts of the claim's corpus.
+/// A claim on this machine's own speed has no such measurements. The data's hash and vocabulary come from the artefacts of the claim's corpus; where
+/// claim_settings gives the hash of its dataset, from those of that dataset alone.
 ///
 /// throws  std::runtime_error naming a damaged file
 std::vector<Judged> judge_experiments(const std::vector<Experiment>& selected, const Context& context,

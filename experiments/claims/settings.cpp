@@ -94,6 +94,33 @@ nlohmann::json scale_table(const std::filesystem::path& path, const std::string&
   return base;
 }
 
+/// "linux" of artefacts/data/linux-gpt2: the last name of a corpus, of a dataset's folder without the tokenizer and the hash that a later text gets.
+std::string corpus_name(const std::string& corpus, const std::string& tokenizer) {
+  constexpr size_t kHash = 12;  // digits that tools/tokenize_corpus.py appends
+  std::string name = (std::filesystem::path(corpus) / "").parent_path().filename();
+  const size_t at = name.rfind("-" + tokenizer);
+  if (at == name.npos) return name;
+  const std::string rest = name.substr(at + 1 + tokenizer.size());
+  const bool is_hash =
+      rest.size() == 1 + kHash && rest.front() == '-' && rest.find_first_not_of("0123456789abcdef", 1) == rest.npos;
+  if (rest.empty() || is_hash) name.resize(at);
+  return name;
+}
+
+/// Holds settings to the hashes of their corpus, where experiments/data/<its name>.toml has them: `text`, of its source, and `content`, of the
+/// dataset in their tokenizer.
+void add_hashes(nlohmann::json& settings, const std::filesystem::path& root) {
+  const std::string corpus = settings["training"]["corpus"], tokenizer = settings["training"].value("tokenizer", "");
+  const std::filesystem::path path = root / "experiments" / "data" / (corpus_name(corpus, tokenizer) + ".toml");
+  std::error_code unreadable;
+  if (!std::filesystem::is_regular_file(path, unreadable)) return;
+  const toml::table index = read_toml(path);
+  const auto text = index["corpus"]["text"].value<std::string>();
+  if (!text) throw std::invalid_argument(path.string() + ": corpus.text: expected a SHA-256, found none");
+  settings["text"] = *text;
+  if (const auto content = index["content"][tokenizer].value<std::string>()) settings["content"] = *content;
+}
+
 }  // namespace
 
 std::filesystem::path claim_folder(const std::filesystem::path& root, const Experiment& experiment) {
@@ -106,8 +133,10 @@ nlohmann::json claim_settings(const std::filesystem::path& root, const Experimen
   if (corpus.empty()) return settings;
   if (!settings.contains("training") || !settings["training"].contains("corpus"))
     throw std::invalid_argument("--corpus: expected claims that train on a text, found " + experiment.name());
+  if (settings["training"]["corpus"] == corpus) return settings;
   settings["training"]["corpus"] = corpus;
-  settings.erase("text");
+  settings.erase("text");  // of its own corpus
+  add_hashes(settings, root);
   return settings;
 }
 

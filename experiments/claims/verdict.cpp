@@ -51,15 +51,27 @@ bool Comparison::control_does_as_well() const {
   return found < Verdict::kRefuted && judge(expectation, control->measured, control->band) <= found;
 }
 
-std::string Comparison::lacks() const {
-  if (control_does_as_well()) return "the control does as well: with these means no number of runs would decide it";
-  const bool is_measured = out_of_reach.empty() && open.empty() && !would_decide.empty();
-  if (!is_measured || judge(expectation, measured, band) != Verdict::kInconclusive) return "";
-  Comparison exact = *this;
+namespace {
+
+/// What would decide a comparison that its band alone leaves open, or that nothing would; empty for every other.
+std::string deciding(const Comparison& c) {
+  const bool is_measured = c.out_of_reach.empty() && c.open.empty() && std::isfinite(c.measured);
+  if (!is_measured || judge(c.expectation, c.measured, c.band) != Verdict::kInconclusive) return "";
+  if (c.expectation.direction != 0 && judge(c.expectation, c.measured, 0) == Verdict::kInconclusive)
+    return "no number of runs with this mean, which is the bound itself";
+  Comparison exact = c;
   exact.band = 0;
   if (exact.control) exact.control->band = 0;
   if (exact.verdict() == Verdict::kInconclusive) return "";  // a reason or a control would stand against it
-  return "would be decided by " + would_decide;
+  return c.would_decide;
+}
+
+}  // namespace
+
+std::string Comparison::lacks() const {
+  if (control_does_as_well()) return "the control does as well: with these means no number of runs would decide it";
+  const std::string what = deciding(*this);
+  return what.empty() ? "" : "would be decided by " + what;
 }
 
 namespace {
@@ -103,7 +115,8 @@ void to_json(nlohmann::json& json, const Comparison& c) {
   visit_reasons(c, [&](const char* key, const std::string& reason) {
     if (!reason.empty()) json[key] = reason;
   });
-  if (!c.control_does_as_well() && !c.lacks().empty()) json["would_decide"] = c.would_decide;
+  const std::string what = deciding(c);
+  if (!c.control_does_as_well() && !what.empty()) json["would_decide"] = what;
 }
 
 void from_json(const nlohmann::json& json, Comparison& c) {

@@ -74,7 +74,7 @@ struct Comparison {
   bool control_does_as_well() const;
 
   /// "would be decided by " and would_decide, where the band alone is why there is no verdict, and without it there would be one; that no number of
-  /// runs would, where the control does as well; else empty.
+  /// runs would, where the control does as well or the mean is the bound itself; else empty.
   std::string lacks() const;
 };
 void to_json(nlohmann::json& json, const Comparison& comparison);

@@ -130,11 +130,16 @@ std::string Conversions::dead(const std::string& row) const {
   if (!losses.has(row) || !losses.has(kWithoutContext)) return "";
   const Comparison reads = losses.compare("", {{kWithoutContext, 1}, {row, -1}}, Expectation::positive());
   if (reads.verdict() == Verdict::kTrendReproduced) return "";
-  std::string reason = row + " is not better than a model without context";
+  const std::string reason = row + " is not better than a model without context";
   if (const auto found = diverged.find(row); found != diverged.end() && mean(found->second) == 1)
-    reason += ": each of its runs diverged, " + std::to_string(found->second.size()) +
-              " here; would be decided by one that converges, at a difference beyond the band";
-  return reason;
+    return reason + ": each of its runs diverged, " + std::to_string(found->second.size()) +
+           " here, and from those no number of runs follows; would be decided by one that converges, at a difference "
+           "beyond the band";
+  if (!reads.open.empty()) return reason + ": " + reads.open;
+  if (!std::isfinite(reads.measured))
+    return reason + ": one of its runs has no loss, and without a mean no number of runs follows";
+  if (reads.measured > 0) return reason + "; that " + reads.lacks();
+  return reason + "; with this mean no number of runs would show it to be";
 }
 
 void Conversions::add_difference(const Study& study, const std::string& statement, const std::string& worse,

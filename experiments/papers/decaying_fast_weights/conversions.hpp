@@ -51,7 +51,7 @@ struct Conversions {
   /// Adds "it diverges": the share of a row's seeds that diverged, expected above a half.
   void add_divergence(const std::string& statement, const std::string& source, const std::string& row);
 
-  /// Why a row's loss is no test of its rule; empty where it is one.
+  /// Why a row's loss is no test of its rule, and what would decide whether it is one; empty where it is.
   std::string dead(const std::string& row) const;
 };
 

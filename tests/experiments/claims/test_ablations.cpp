@@ -1,10 +1,11 @@
-// What ablations says of seeds: FoX Fig. 19.
+// What ablations says of seeds (FoX Fig. 19), and the notes on rows that were added after a run.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "experiments/claims/measures.hpp"
@@ -58,6 +59,40 @@ TEST_F(SeedsOfAblations, AreComparedWithTheForgetGateAtEveryPosition) {
 }
 
 TEST_F(SeedsOfAblations, AreOutOfReachOfOne) { EXPECT_EQ(found(1).verdict(), Verdict::kOutOfReach); }
+
+/// A claim without a model: its statements are out of reach, with their notes.
+class LateRows : public ClaimStudy {
+ protected:
+  explicit LateRows(const std::string& claim) : ClaimStudy(claim) {
+    study.paper = read_paper(claim_folder(LETHE_SOURCE, experiment) / "paper.csv");
+  }
+
+  /// Expects the note of a setting with the statements whose source or text has these words, and with no other.
+  void expect_note(const char* setting, const std::string& words) {
+    settings[setting] = "a late row";
+    size_t noted = 0;
+    for (const Comparison& comparison : experiment.measure(study).comparisons) {
+      const bool is_late = (comparison.source + ": " + comparison.statement).find(words) != std::string::npos;
+      EXPECT_EQ(comparison.note == "a late row", is_late) << comparison.statement;
+      noted += is_late;
+    }
+    EXPECT_GT(noted, 1u);
+  }
+};
+
+class RowsOfFigure9 : public LateRows {
+ protected:
+  RowsOfFigure9() : LateRows("ablations") {}
+};
+
+TEST_F(RowsOfFigure9, HaveANoteOfTheirOwn) { expect_note("figure_9_after_a_run", "FoX Fig. 9"); }
+
+class RowsOfAnotherDecayTime : public LateRows {
+ protected:
+  RowsOfAnotherDecayTime() : LateRows("forget_gate_types") {}
+};
+
+TEST_F(RowsOfAnotherDecayTime, HaveANoteOfTheirOwn) { expect_note("other_decay_times_after_a_run", "T_max"); }
 
 }  // namespace
 }  // namespace lethe

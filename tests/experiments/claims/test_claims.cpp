@@ -107,8 +107,8 @@ TEST(Scales, TakeAnotherTextUnderTheClaimsRules) {
   const auto own = claim_settings(kRoot, claim, "gpu");
   auto changed = claim_settings(kRoot, claim, "gpu", "artefacts/data/linux-gpt2");
   EXPECT_EQ(changed.at("training").at("corpus"), "artefacts/data/linux-gpt2");
-  EXPECT_TRUE(own.contains("text"));
-  EXPECT_FALSE(changed.contains("text")) << "the hash is that of the claim's own text";
+  EXPECT_NE(changed.at("text"), own.at("text")) << "the hash is that of linux.toml";
+  changed.erase("content");
   changed["training"]["corpus"] = own.at("training").at("corpus");
   changed["text"] = own.at("text");
   EXPECT_EQ(changed, own) << "nothing else may differ";
@@ -117,6 +117,23 @@ TEST(Scales, TakeAnotherTextUnderTheClaimsRules) {
   EXPECT_EQ(suffix_of("gpu", "artefacts/data/linux-gpt2/"), "-gpu-linux-gpt2");
   EXPECT_EQ(suffix_of("quick", "My.txt"), "-my-txt");
   EXPECT_EQ(suffix_of("quick", ""), "");
+}
+
+TEST(Scales, HoldATextToTheHashesOfTheIndexOfItsName) {
+  const auto claim = select_experiments({"length_extrapolation"}).front();
+  const auto with = [&](const std::string& scale, const std::string& corpus) {
+    return claim_settings(kRoot, claim, scale, corpus);
+  };
+  const auto indexed = with("gpu", "artefacts/data/linux-gpt2");
+  for (const char* member : {"text", "content"}) EXPECT_EQ(indexed.at(member).get<std::string>().size(), 64u) << member;
+  for (const char* corpus : {"linux", "elsewhere/linux/", "artefacts/data/linux-gpt2-0123456789ab"})
+    for (const char* member : {"text", "content"})
+      EXPECT_EQ(with("gpu", corpus).at(member), indexed.at(member)) << corpus << ": " << member;
+  EXPECT_EQ(with("quick", "linux").at("text"), indexed.at("text"));
+  EXPECT_FALSE(with("quick", "linux").contains("content")) << "the index has none of bytes";
+  for (const char* corpus : {"mine", "linux.txt", "linux-gpt2-mine", "artefacts/data/linuxes-gpt2"})
+    EXPECT_FALSE(with("gpu", corpus).contains("text")) << corpus << " is a text of one's own";
+  EXPECT_EQ(with("gpu", "artefacts/data/books-gpt2"), claim_settings(kRoot, claim, "gpu")) << "its own, given by name";
 }
 
 TEST(Scales, GivePrefixSourcesTargetsOfASplitApartFromItsOthers) {
@@ -214,6 +231,26 @@ TEST(Settings, NoteWhatChangedAndLeaveOpenWhatAMachineCanChange) {
   EXPECT_EQ(comparisons[1].note, "since then");
   EXPECT_EQ(comparisons[0].open, "");
   EXPECT_EQ(comparisons[1].open, "two machines differ");
+}
+
+TEST(Settings, SayWhatWouldDecideWhatAMachineCanChange) {
+  const auto positive = Expectation::positive();
+  std::vector<Comparison> comparisons = {
+      {.statement = "decided", .expectation = positive, .measured = 1, .band = 0.1},
+      {.statement = "wide", .expectation = positive, .measured = 1, .band = 2, .would_decide = "9 seeds a row"},
+      {.statement = "dead", .expectation = positive, .measured = 1, .band = 0.1, .open = "its mixer is dead"},
+      {.statement = "absent", .out_of_reach = "this scale does not train it"},
+  };
+  nlohmann::json undecided;
+  for (const Comparison& comparison : comparisons) undecided[comparison.statement] = "two differ";
+  say_what_settings_say({{"undecided", undecided}}, comparisons);
+  EXPECT_EQ(
+      comparisons[0].open,
+      "two differ; here its band has a verdict, and from one machine no number of runs follows that decides it on "
+      "all");
+  EXPECT_EQ(comparisons[1].open, "two differ; would be decided by 9 seeds a row");
+  EXPECT_EQ(comparisons[2].open, "two differ; its mixer is dead");
+  EXPECT_EQ(comparisons[3].verdict(), Verdict::kOutOfReach);
 }
 
 TEST(Runs, AreSharedAmongTheClaimsOfAPaperAtQuickScale) {

@@ -7,10 +7,14 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <vector>
 
+#include "experiments/claims/record_files.hpp"
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/papers/decaying_fast_weights/conversions.hpp"
+#include "tests/experiments/claims/claim_study.hpp"
+#include "tests/experiments/claims/statements.hpp"
 
 namespace lethe {
 namespace {
@@ -112,12 +116,52 @@ TEST(Conversions, AreNoTestOfARuleWhoseMixerIsDead) {
     all.losses.add("Gated linear", seed, 1.5 + common + 0.001 * static_cast<double>(seed));
   }
   EXPECT_EQ(all.dead("Gated linear"), "");
-  EXPECT_EQ(all.dead("Additive linear"), "Additive linear is not better than a model without context");
+  EXPECT_EQ(
+      all.dead("Additive linear"),
+      "Additive linear is not better than a model without context; with this mean no number of runs would show it "
+      "to be");
   EXPECT_EQ(all.dead("absent"), "");
   all.diverged["Additive linear"] = {1, 1, 1};
   EXPECT_EQ(all.dead("Additive linear"),
-            "Additive linear is not better than a model without context: each of its runs diverged, 3 here; would be "
-            "decided by one that converges, at a difference beyond the band");
+            "Additive linear is not better than a model without context: each of its runs diverged, 3 here, and from "
+            "those no number of runs follows; would be decided by one that converges, at a difference beyond the band");
+}
+
+TEST(Conversions, SayHowManyRunsWouldShowThatAMixerIsAlive) {
+  Conversions all;
+  for (const uint64_t seed : {0, 1, 2}) {
+    all.losses.add(kWithoutContext, seed, 2.3);
+    all.losses.add("Delta linear", seed, 2.25 + 0.1 * (static_cast<double>(seed) - 1));
+    all.losses.add("Gated linear", seed, seed == 0 ? kUndefined : 1.5);
+  }
+  all.losses.add("Decay linear", 7, 1.5);
+  const std::string dead = " is not better than a model without context";
+  const Comparison reads =
+      all.losses.compare("", {{kWithoutContext, 1}, {"Delta linear", -1}}, Expectation::positive());
+  EXPECT_TRUE(reads.lacks().ends_with(" seeds a row, 3 are here")) << reads.lacks();
+  EXPECT_EQ(all.dead("Delta linear"), "Delta linear" + dead + "; that " + reads.lacks());
+  EXPECT_EQ(all.dead("Gated linear"),
+            "Gated linear" + dead + ": one of its runs has no loss, and without a mean no number of runs follows");
+  EXPECT_EQ(all.dead("Decay linear"), "Decay linear" + dead + ": its rows share no seed");
+}
+
+/// Table 1 at the scale smoke, of which the source alone is trained.
+class DecayVariants : public ClaimStudy {
+ protected:
+  DecayVariants() : ClaimStudy("update_rules") {
+    study.paper = read_paper(claim_folder(LETHE_SOURCE, experiment) / "paper.csv");
+    settings["row_seeds"] = {{"others", 0}};
+    train();
+  }
+};
+
+TEST_F(DecayVariants, HaveANoteOfTheirOwn) {
+  settings["first_run"] = "a first run", settings["decay_variants_after_a_run"] = "a late row";
+  const std::vector<Comparison> found = experiment.measure(study).comparisons;
+  EXPECT_EQ(one_of(found, "A write gate brings").note, "a late row");
+  EXPECT_EQ(one_of(found, "The decay rule without the sigmoid").note, "a late row");
+  EXPECT_EQ(one_of(found, "Without ReLU the decay rule").note, "a first run");
+  EXPECT_EQ(one_of(found, "The delta rule without sum norm").note, "");
 }
 
 TEST(Conversions, RefuteNoDivergenceBeforeThePapersPrecisionAndSteps) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "experiments/claims/judging.hpp"
@@ -168,6 +169,56 @@ TEST_F(PartOfTheRuns, MeasuresWhatNeedsNoTrainingThatFailed) {
   EXPECT_EQ(measured, std::vector<std::string>{"one"});
   EXPECT_TRUE(fs::exists(context.results / "one.json"));
   EXPECT_FALSE(fs::exists(context.results / "none.json"));
+}
+
+/// A claim on another text than its own, of whose name experiments/data has an index.
+class IndexedText : public PartOfTheRuns {
+ protected:
+  IndexedText() { context.corpus = text; }
+
+  void write_index(const std::string& source, const std::string& content) {
+    const fs::path place = folder.path() / "experiments" / "data";
+    fs::create_directories(place);
+    std::ofstream(place / "text.toml") << "[corpus]\ntext = \"" << source << "\"\n[content]\nbytes = \"" << content
+                                       << "\"\n";
+  }
+
+  /// The message of a run of the claim on a corpus.
+  std::string refusal(const std::string& of_corpus) {
+    context.corpus = of_corpus;
+    try {
+      run_experiments({one}, context);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  const std::string text = std::exchange(corpus, "bible"), another = std::string(64, '0');
+  const Experiment one = claim("one", only_trained, measure_and_tell);
+};
+
+TEST_F(IndexedText, IsRefusedWhereItsHashIsAnother) {
+  write_index(another, dataset.content_hash());
+  for (const std::string& given : {text, dataset_folder.string()}) {
+    const std::string message = refusal(given);
+    EXPECT_TRUE(message.starts_with(given + ": expected the text " + another)) << message;
+    EXPECT_TRUE(message.ends_with(", found " + dataset.source_hash())) << message;
+  }
+  EXPECT_FALSE(fs::exists(models)) << "before any training";
+  const fs::path mine = folder.path() / "mine";
+  fs::copy(text, mine, fs::copy_options::recursive);
+  EXPECT_EQ(refusal(mine.string()), "no error") << "a text of one's own has another name";
+}
+
+TEST_F(IndexedText, IsJudgedByTheModelsOfItsDatasetAlone) {
+  const auto lacks = [&] { return judge_experiments({one}, context, models).front().lacks; };
+  write_index(dataset.source_hash(), another);
+  EXPECT_EQ(refusal(text), "no error");
+  EXPECT_EQ(lacks(), text + ": expected models of the dataset " + another +
+                         " of the corpus's index in experiments/data, found those of " + dataset.content_hash());
+  write_index(dataset.source_hash(), dataset.content_hash());
+  EXPECT_EQ(lacks(), "");
 }
 
 /// Of one run another training, elsewhere and with other weights.

@@ -1,9 +1,10 @@
-// The statements of length_extrapolation on a short context: FoX Appendix E.3.
+// The statements of length_extrapolation on a short context (FoX Appendix E.3) and on further rows, and what would decide the open ones.
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "experiments/claims/measures.hpp"
@@ -63,12 +64,30 @@ TEST_F(ShortContext, IsAskedOnlyWhereAScaleHasOne) {
     EXPECT_FALSE(comparison.source.starts_with("FoX Fig. 10")) << comparison.statement;
 }
 
+TEST_F(ShortContext, NamesWhatWouldDecideAnOpenRiseAndWhetherItIsRead) {
+  const std::vector<Comparison> found = experiment.measure(study).comparisons;
+  for (const std::string row : {"FoX (LLaMA)", "FoX (Pro)"}) {
+    const Comparison& far = one_of(found, "L(i) of " + row + " falls in the last half");
+    Comparison rise = one_of(found, row + " doesn't get worse beyond");
+    const std::string open = std::exchange(rise.open, "");
+    if (far.verdict() == Verdict::kTrendReproduced) {
+      EXPECT_EQ(open, "");
+    } else if (far.verdict() == Verdict::kRefuted) {
+      EXPECT_TRUE(open.ends_with(": with these means no number of runs would decide it")) << open;
+    } else {
+      EXPECT_NE(open.find("; that " + far.lacks()), std::string::npos) << open;
+      EXPECT_TRUE(rise.lacks().empty() || open.ends_with("; its rise " + rise.lacks())) << open;
+    }
+  }
+}
+
 /// The claim with a recurrent model of the figure, and one that the paper doesn't have.
 class RecurrentRows : public ClaimStudy {
  protected:
   RecurrentRows() : ClaimStudy("length_extrapolation") {
     settings["recurrent_rows"] = {"Mamba-2"};
     settings["further_recurrent_rows"] = {"GLA"};
+    settings["further_rows_after_a_run"] = "a late row";
     train();
   }
 };
@@ -81,6 +100,8 @@ TEST_F(RecurrentRows, ThatThePaperLacksAreOurHypothesis) {
   EXPECT_EQ(one_of(found, "FoX (Pro) is better than GLA beyond").source, "hypothesis, ours");
   EXPECT_EQ(one_of(found, falls + "GLA").source, "hypothesis, ours");
   EXPECT_TRUE(one_of(found, falls + "GLA").absent_row.empty());
+  for (const Comparison& comparison : found)
+    EXPECT_EQ(comparison.note == "a late row", comparison.source == "hypothesis, ours") << comparison.statement;
 }
 
 }  // namespace

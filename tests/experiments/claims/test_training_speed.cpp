@@ -95,6 +95,15 @@ TEST_F(TrainingSpeed, CallsAGainBeyondTheRangeADirection) {
       Verdict::kDirectionReproduced);
 }
 
+TEST_F(TrainingSpeed, SaysHowManyRoundsWouldDecide) {
+  add("125m", "fox-pro", 16384, 300000);
+  add("125m", "fox-pro+acp", 16384, 300300);
+  const auto found = judged().comparisons;
+  const Comparison& open = one_of(found, "Pruning makes training 10 % to 35 % faster, 125M at a context of 16384");
+  EXPECT_EQ(open.verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(open.lacks(), "would be decided by 5 times the rounds");
+}
+
 TEST_F(TrainingSpeed, IsOpenBeforeItsFirstRun) {
   const Findings found = judged_as_it_is();
   EXPECT_TRUE(found.records.empty());

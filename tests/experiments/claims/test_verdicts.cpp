@@ -95,6 +95,18 @@ TEST(Verdict, SaysThatNoNumberOfRunsDecidesWhereTheControlDoesAsWell) {
   EXPECT_EQ(share.lacks(), "") << "which says why";
 }
 
+TEST(Verdict, SaysThatNoNumberOfRunsDecidesAMeanOnItsBound) {
+  Comparison tied = headline(0, 0.1);
+  EXPECT_EQ(tied.lacks(), "would be decided by no number of runs with this mean, which is the bound itself");
+  const nlohmann::json json = tied;
+  EXPECT_EQ(json.at("would_decide"), "no number of runs with this mean, which is the bound itself");
+  EXPECT_EQ(nlohmann::json(json.get<Comparison>()), json);
+  tied.open = "another reason";
+  EXPECT_EQ(tied.lacks(), "") << "which says why";
+  EXPECT_EQ(headline(0, 0.1, Expectation::within(0.01)).lacks(), "") << "a margin is no bound at 0";
+  EXPECT_EQ(headline(kNaN, 0.1).lacks(), "");
+}
+
 TEST(Verdict, AReasonDecidesBeforeTheNumbers) {
   Comparison comparison = headline(-1, 0.1);
   EXPECT_EQ(comparison.verdict(), Verdict::kRefuted);

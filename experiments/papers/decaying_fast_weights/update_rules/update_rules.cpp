@@ -71,6 +71,7 @@ Findings measure(const Study& study) {
                                        {{kWriteGate, -1}, {"Decay linear", 1}}, {.high = margin});
   gain.source = "T2FW Section 3, write gate";
   gain.open = all.dead("Decay linear");
+  gain.note = study.settings.value("decay_variants_after_a_run", "");
   all.findings.comparisons.push_back(gain);
 
   // The strongest rival, whichever it is here: the paper's was the delta rule without attention norm, its linear one diverged.
@@ -90,9 +91,14 @@ Findings measure(const Study& study) {
     all.findings.comparisons.push_back(comparison);
   }
 
-  for (Comparison& comparison : all.findings.comparisons) comparison.note = study.settings.value("first_run", "");
+  for (Comparison& comparison : all.findings.comparisons)
+    if (comparison.note.empty()) comparison.note = study.settings.value("first_run", "");
 
-  for (const Divergence& d : divergences()) all.add_divergence(d.statement, d.source, d.row);
+  for (const Divergence& d : divergences()) {
+    all.add_divergence(d.statement, d.source, d.row);
+    if (d.row == kNoSigmoid)
+      all.findings.comparisons.back().note = study.settings.value("decay_variants_after_a_run", "");
+  }
   Comparison others{.statement = "The other rows of the table converge: so many don't",
                     .source = "T2FW Table 1",
                     .unit = "1",

@@ -50,6 +50,11 @@ Findings measure(const Study& study) {
   const auto state = [&](Comparison comparison, const std::string& source, bool headline) {
     comparisons.push_back(stated(std::move(comparison), source, headline));
   };
+  const auto late = [&](Comparison comparison, const std::string& source, bool headline) {
+    const std::string note = study.settings.value("recurrent_rows_after_a_run", "");
+    if (!note.empty()) comparison.note = note + (comparison.note.empty() ? "" : "; " + comparison.note);
+    state(std::move(comparison), source, headline);
+  };
   const std::string at_half = " at half of the training length", beyond = " at the training length";
 
   for (const std::string& row : rows({kTransformerRow, "FoX (Pro)", "Transformer (LLaMA)", "FoX (LLaMA)"})) {
@@ -61,20 +66,20 @@ Findings measure(const Study& study) {
           "Curve Table 3", row == kTransformerRow);
   }
   for (const std::string& row : rows(kHybrids))
-    state(curves.gap(row + " copies" + at_half, {{row, 1}, {kUntrained, -1}}, lengths.half, positive), "ours", false);
+    late(curves.gap(row + " copies" + at_half, {{row, 1}, {kUntrained, -1}}, lengths.half, positive), "ours", false);
   for (const std::string& row : rows(kRecurrent)) {
-    state(curves.gap(kTransformerRow + " copies more than " + row + at_half, {{kTransformerRow, 1}, {row, -1}},
-                     lengths.half, positive),
-          "Curve Section 4", row == "Decay" || row == "Gated");
+    late(curves.gap(kTransformerRow + " copies more than " + row + at_half, {{kTransformerRow, 1}, {row, -1}},
+                    lengths.half, positive),
+         "Curve Section 4", row == "Decay" || row == "Gated");
     Comparison no_fine = curves.memory(row + " has no fine memory", row, fine_memory, 1, Expectation::within(0));
     if (curves.has(kTransformerRow)) {  // where it has none either, nothing sets the row apart
       no_fine.control = Control{kTransformerRow, curves.memory("", kTransformerRow, fine_memory, 1, {}).measured, 0};
       no_fine.note = "the control was added after a run";
     }
-    state(no_fine, "Curve Section 4", false);
-    state(curves.gap(row + " copies worse than it guesses" + beyond, {{row, 1}}, lengths.trained,
-                     Expectation::negative()),
-          "Curve Section 4", false);
+    late(no_fine, "Curve Section 4", false);
+    late(curves.gap(row + " copies worse than it guesses" + beyond, {{row, 1}}, lengths.trained,
+                    Expectation::negative()),
+         "Curve Section 4", false);
   }
   for (const std::string& row : rows({kTransformerRow, "Transformer (LLaMA)"}))
     state(curves.gap(row + ": the curves meet" + beyond, {{row, 1}}, lengths.trained, Expectation::within(0.01)),

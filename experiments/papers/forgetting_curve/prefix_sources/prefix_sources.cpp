@@ -103,7 +103,8 @@ Findings measure(const Study& study) {
     Comparison comparison = p_of(statement, texts, test, alike, "Curve Fig. 6");
     return controlled(
         comparison, "random tokens as one more source", smallest_p(curves, with_random, half, test),
-        "with random tokens as one more source the test finds no difference either: it has no power here");
+        "with random tokens as one more source the test finds no difference either: it has no power here, and from "
+        "its p no number of runs follows");
   };
   const auto octaves = [&](const std::string& source) {
     Comparison comparison{.statement = "Copies of " + source + " text give the same coarse memory, within an octave",
@@ -113,12 +114,15 @@ Findings measure(const Study& study) {
                           .expectation = Expectation::within(1),
                           .measured = octaves_beside_own(curves, source)};
     if (std::isnan(comparison.measured)) comparison.open = "the model has no coarse memory of its own split";
-    return controlled(comparison, "copies of random tokens", octaves_beside_own(curves, "random"),
-                      "copies of random tokens do within an octave too: it would tell no source from another");
+    return controlled(
+        comparison, "copies of random tokens", octaves_beside_own(curves, "random"),
+        "copies of random tokens do within an octave too: it would tell no source from another, and with these "
+        "means no number of runs would");
   };
   Comparison depends = p_of("It does where one of the sources is random tokens: ANOVA", with_random, &one_way_anova,
                             unlike, "Curve Fig. 3(a)");
-  depends.no_refutation = "a test that finds no difference does not show that there is none";
+  depends.no_refutation =
+      "a test that finds no difference does not show that there is none, and from its p no number of runs follows";
   depends.note = "at quick a first run had p = 1 and refuted it, before this rule";
   const std::string first_run = study.settings.value("first_run", ""),
                     control = study.settings.value("sources_after_a_run", "");

@@ -166,15 +166,18 @@ Findings measure(const Study& study) {
         std::log(paper_value(study, step.worse, "perplexity") / paper_value(study, step.better, "perplexity"));
     findings.comparisons.push_back(comparison);
   }
+  const std::string of_figure_9 = study.settings.value("figure_9_after_a_run", "");
   for (const Step& step : steps_of_the_transformer()) {
     findings.comparisons.push_back(
         losses.compare(step.statement, {{step.better, -1}, {step.worse, 1}}, Expectation::positive()));
     findings.comparisons.back().source = "FoX Fig. 9";
+    findings.comparisons.back().note = of_figure_9;
   }
   findings.comparisons.push_back(
       rise.compare("Transformer (LLaMA): with QK-norm its loss rises less beyond the training length",
                    {{kWithQkNorm, -1}, {"Transformer (LLaMA)", 1}}, Expectation::positive()));
   findings.comparisons.back().source = "FoX Fig. 9, Fig. 17 and Appendix E.2";
+  findings.comparisons.back().note = of_figure_9;
   // The explainer page says the opposite of the table's numbers: there the Transformer gains more from the Pro architecture.
   Comparison pro =
       losses.compare("The Pro architecture gives the Transformer more than FoX",

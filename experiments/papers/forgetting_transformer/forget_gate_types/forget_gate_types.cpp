@@ -48,8 +48,8 @@ std::vector<int64_t> other_decay_times(const nlohmann::json& settings) {
 /// The name of a row with another longest decay time.
 std::string up_to(const std::string& row, int64_t longest) { return row + " up to " + std::to_string(longest); }
 
-/// Statements on the rows of another T_max.
-std::vector<Comparison> of_other_decay_times(const Losses& losses, int64_t longest) {
+/// Statements on the rows of another T_max, with a note.
+std::vector<Comparison> of_other_decay_times(const Losses& losses, int64_t longest, const std::string& note) {
   const auto positive = Expectation::positive();
   std::vector<Comparison> found;
   for (const auto& [data_dependent, data_independent, fixed] : architectures())
@@ -60,6 +60,7 @@ std::vector<Comparison> of_other_decay_times(const Losses& losses, int64_t longe
                                       " gate to the data-dependent one " + where + " the training length",
                                   {{up_to(row, longest), 1}, {data_dependent, -1}}, positive));
       found.back().source = "FoX Fig. 5 and Section 4.5";
+      found.back().note = note;
     }
   return found;
 }
@@ -138,8 +139,9 @@ Findings measure(const Study& study) {
             {{data_independent, 1}, {data_dependent, -1}}, positive),
         true);
   }
+  const std::string note = study.settings.value("other_decay_times_after_a_run", "");
   for (const int64_t other : other_decay_times(study.settings))
-    std::ranges::copy(of_other_decay_times(of_gates, other), std::back_inserter(findings.comparisons));
+    std::ranges::copy(of_other_decay_times(of_gates, other, note), std::back_inserter(findings.comparisons));
   for (const auto& [losses, where] : {std::pair(&with_control.within, " within the training length"),
                                       std::pair(&with_control.beyond, " beyond the training length")}) {
     const std::string fox = architectures().front().data_dependent;

@@ -74,6 +74,13 @@ std::vector<Comparison> within_a_short_context(const Stretches& all, int64_t sho
   return found;
 }
 
+/// What would decide whether a row reads farther than its control, and whether it gets worse than it.
+std::string lacks(const Comparison& far, const Comparison& rise) {
+  if (far.verdict() == Verdict::kRefuted) return ": with these means no number of runs would decide it";
+  const std::string of_far = far.lacks(), of_rise = rise.lacks();
+  return (of_far.empty() ? "" : "; that " + of_far) + (of_rise.empty() ? "" : "; its rise " + of_rise);
+}
+
 std::vector<Comparison> statements(const Stretches& all, const std::string& blind, const nlohmann::json& settings) {
   const auto positive = Expectation::positive();
   const Expectation no_rise{.high = settings.at("no_effect_margin")};
@@ -95,8 +102,8 @@ std::vector<Comparison> statements(const Stretches& all, const std::string& blin
     Comparison comparison = all.rise.compare(
         row + " doesn't get worse beyond the training length than the control does", {{row, 1}, {blind, -1}}, no_rise);
     if (const Comparison far = reads_far(row); far.verdict() != Verdict::kTrendReproduced)
-      comparison.open = "it is not seen to read farther than its control, which cannot get worse" +
-                        (far.lacks().empty() ? "" : "; that " + far.lacks());
+      comparison.open =
+          "it is not seen to read farther than its control, which cannot get worse" + lacks(far, comparison);
     return headline(comparison);
   };
   std::vector<Comparison> found = {
@@ -119,7 +126,7 @@ std::vector<Comparison> statements(const Stretches& all, const std::string& blin
       better(all.beyond, "FoX (Pro)", "Transformer (Pro)", " beyond the training length"),
   };
   const RecurrentRows rows = recurrent_rows(settings);
-  const auto beside = [&](const std::string& row, const std::string& source) {
+  const auto beside = [&](const std::string& row, const std::string& source, const std::string& note) {
     const auto of_fox = [&](const Measurements& losses, const char* where) {
       return losses.compare("FoX (Pro) is better than " + row + where, {{row, 1}, {"FoX (Pro)", -1}}, positive);
     };
@@ -128,11 +135,13 @@ std::vector<Comparison> statements(const Stretches& all, const std::string& blin
           all.fall.compare("L(i) of FoX (Pro) falls in the last half of the training length by more than that of " + row,
                            {{"FoX (Pro)", 1}, {row, -1}}, positive)}) {
       comparison.source = source;
+      comparison.note = note;
       found.push_back(comparison);
     }
   };
-  for (const std::string& row : rows.of_the_figure) beside(row, "");
-  for (const std::string& row : rows.further) beside(row, "hypothesis, ours");
+  for (const std::string& row : rows.of_the_figure) beside(row, "", "");
+  const std::string after_a_run = settings.value("further_rows_after_a_run", "");
+  for (const std::string& row : rows.further) beside(row, "hypothesis, ours", after_a_run);
   return found;
 }
 

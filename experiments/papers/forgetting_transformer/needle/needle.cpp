@@ -92,7 +92,10 @@ std::vector<Comparison> comparisons_of(const Study& study, const Means& means) {
   for (const std::string model : {"FoX (Pro)", "Transformer (Pro)", "FoX (LLaMA)", "Transformer (LLaMA)"}) {
     Comparison gain =
         means.within.compare(model + " finds the needle within the training length", {{model, 1}}, positive);
-    if (gain.measured == 0) gain.open = "it answers alike with the needle and without, to the last bit";
+    if (gain.measured == 0)
+      gain.open =
+          "it answers alike with the needle and without, to the last bit: with this mean no number of runs would "
+          "decide it";
     add(gain, kFigure, "nats a token", model.ends_with("(Pro)"));
     Comparison exact =
         means.exact.compare(model + " writes the needle's answer word for word within the training length",

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "experiments/claims/deciding.hpp"
 #include "experiments/claims/runs.hpp"
 #include "experiments/json_file.hpp"
 
@@ -61,6 +62,7 @@ Comparison comparison(const std::string& statement, const char* source, const Ga
                   .measured = gain.value,
                   .band = gain.band};
   if (!gain.absent.empty()) made.open = gain.absent + " has not been timed";
+  made.would_decide = deciding_sample(made, gain.band, 0, "the rounds");
   return made;
 }
 

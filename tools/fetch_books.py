@@ -7,9 +7,10 @@ The index has a row a book: source (owner/name@commit), path, the lines that are
 A file is fetched from https://raw.githubusercontent.com/OWNER/NAME/COMMIT/PATH, or read from LOCAL/OWNER/NAME/PATH (clones), decoded, brought to line
 feeds without blanks at the ends of lines and with at most three empty lines in a row, and cut to its lines: what is left out is the header and footer
 of the edition. A book that is in FOLDER with its hash is not fetched again. A book with another hash is named and not written, and the exit status is
-1. FOLDER gets INDEX.csv with splits and hashes, which `lethe data` holds a text to:
+1. FOLDER gets INDEX.csv with splits and hashes, which `lethe data` holds a text to. GPT-2's vocabulary has an index without splits:
 
-  tools/fetch_books.py books && build/cpu/bin/lethe data prepare books --tokenizer gpt2 --gpt2-files gpt2
+  tools/fetch_books.py books && tools/fetch_books.py gpt2 --index experiments/data/gpt2.csv
+  build/cpu/bin/lethe data prepare books --tokenizer gpt2 --gpt2-files gpt2
 """
 import one_line_errors  # noqa: F401  (first: an error is one line)
 
@@ -115,10 +116,11 @@ def main():
 
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(attempt, rows))
-    write_index(options.folder, ((row["file"], row["split"], row["sha256"]) for row in rows))
+    if any(row["split"] for row in rows):
+        write_index(options.folder, ((row["file"], row["split"], row["sha256"]) for row in rows))
     for line in sorted(faults):
         print(f"fetch_books: {line}", file=sys.stderr)
-    print(f"{len(rows) - len(faults)} of {len(rows)} books in {options.folder}")
+    print(f"{len(rows) - len(faults)} of {len(rows)} files in {options.folder}")
     sys.exit(1 if faults else 0)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,7 @@ class Books(unittest.TestCase):
 
     def test_books_are_cut_out_of_their_editions(self):
         found = self.fetch()
-        self.assertEqual((found.returncode, found.stdout), (0, f"2 of 2 books in {self.root / 'books'}\n"), found.stderr)
+        self.assertEqual((found.returncode, found.stdout), (0, f"2 of 2 files in {self.root / 'books'}\n"), found.stderr)
         self.assertEqual((self.root / "books/one.txt").read_bytes(), BOOK)
         self.assertEqual((self.root / "books/two.txt").read_bytes(), b"whole\n")
         one, two = (hashlib.sha256(text).hexdigest() for text in (BOOK, b"whole\n"))
@@ -70,6 +71,23 @@ class Books(unittest.TestCase):
         self.assertEqual(len({row["file"] for row in rows}), len(rows))
         self.assertEqual({len(row["sha256"]) for row in rows}, {64})
         self.assertTrue({"train", "valid", "test"} <= {row["split"] for row in rows})
+
+    def test_an_index_without_splits_leaves_none(self):
+        rows = [["one.txt", "owner/name@c0ffee", "texts/2.txt", "", "", hashlib.sha256(b"whole\n").hexdigest(), 6, "", "One", "A"]]
+        with open(self.root / "index.csv", "w", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *rows])
+        self.assertEqual(self.fetch().returncode, 0)
+        self.assertEqual([path.name for path in (self.root / "books").iterdir()], ["one.txt"])
+
+    def test_the_vocabulary_of_gpt2_has_an_index(self):
+        rows = read_index(SOURCE / "experiments/data/gpt2.csv")
+        self.assertEqual([(row["file"], row["path"], row["split"]) for row in rows], [(name, name, "") for name in ("encoder.json", "vocab.bpe")])
+        files = os.environ.get("LETHE_GPT2_FILES")
+        if not files:
+            self.skipTest("LETHE_GPT2_FILES: expected GPT-2's files to compare with, found none")
+        for row in rows:
+            data = (Path(files) / row["file"]).read_bytes()
+            self.assertEqual((hashlib.sha256(data).hexdigest(), len(data)), (row["sha256"], int(row["bytes"])))
 
     def test_the_scale_gpu_wants_the_text_of_the_index(self):
         rows = [row for row in read_index(SOURCE / "experiments/data/books.csv") if row["split"] in SPLITS]

@@ -2,7 +2,7 @@
 # programs that use none, and overrides CMAKE_CUDA_ARCHITECTURES.
 #
 # reads    LETHE_PYTHON  a python3 whose environment holds torch (default: an active environment, then .venv, then PATH)
-# defines  LibTorch::cpu   headers, libtorch, libtorch_cpu, libc10
+# defines  LibTorch::cpu   headers, libtorch_cpu, libc10
 #          LibTorch::cuda  the same with libtorch_cuda, libc10_cuda and the CUDA runtime that the wheel brings (where it does)
 #          LibTorch::cublaslt  cuBLASLt's headers and the library that libtorch_cuda loads (where the wheel's packages have both)
 #          LibTorch::distributed  c10d: LibTorch::cpu with USE_C10D_GLOO where Gloo's headers are found (Debian: libgloo-dev), and with LETHE_CUDA
@@ -31,8 +31,9 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED GLOBAL)
   target_include_directories(LibTorch::cpu SYSTEM INTERFACE
     ${LibTorch_ROOT_DIR}/include ${LibTorch_ROOT_DIR}/include/torch/csrc/api/include)
-  # libtorch.so exports parts of a std::filesystem of its own, and crashes in its remove_all; the real one must be found first.
-  target_link_libraries(LibTorch::cpu INTERFACE stdc++ ${_lib}/libtorch.so ${_lib}/libtorch_cpu.so ${_lib}/libc10.so)
+  # Without libtorch.so, which has nothing of Torch but loads libtorch_cuda, half of the time in which a program starts. Torch's libraries may export parts
+  # of a std::filesystem of their own (libtorch.so crashed in its remove_all); the real one must be found first.
+  target_link_libraries(LibTorch::cpu INTERFACE stdc++ ${_lib}/libtorch_cpu.so ${_lib}/libc10.so)
   # The CUDA runtime that torch itself loads, so that there is one runtime in the process.
   file(GLOB _cudart ${LibTorch_ROOT_DIR}/../nvidia/cu*/lib/libcudart.so.* ${LibTorch_ROOT_DIR}/../nvidia/cuda_runtime/lib/libcudart.so.*)
   if(EXISTS ${_lib}/libtorch_cuda.so AND _cudart)

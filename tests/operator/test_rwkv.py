@@ -1,6 +1,7 @@
 """Trained RWKV models compute their published logits where gated_state and delta_state keep the state of their time mixing.
 
-usage: test_rwkv.py <path of liblethe_torch.so> [unittest arguments]
+usage: test_rwkv.py <path of liblethe_torch.so> [--device DEVICE] [unittest arguments]
+  DEVICE  of the models (default cpu)
 
 LETHE_RWKV_FILES is a folder with tiny-rwkv-*-FP32.bin and expected-logits-*.bin, which github.com/RWKV/rwkv.cpp has in tests/. All else of a
 model is plain Torch. w: decay, u: bonus of the current token, as in the papers (RWKV-4: 2305.13048, 5: 2404.05892, 7: 2503.14456).
@@ -44,7 +45,7 @@ def read_model(path, dtype):
         assert kind == 0, f"{path}: expected float32"
         sizes, name = sizes[:dimensions][::-1], at + 12 + 4 * dimensions
         data, at = name + letters, name + letters + 4 * prod(sizes)
-        tensors[content[name:data].decode()] = floats(content[data:at]).reshape(sizes).to(dtype)
+        tensors[content[name:data].decode()] = floats(content[data:at]).reshape(sizes).to(torch.get_default_device(), dtype)
     return tensors
 
 
@@ -179,7 +180,7 @@ def for_every_version(*dtypes):
         @functools.wraps(test)
         def run(self):
             for version, model in VERSIONS.items():
-                expected = floats((Path(FILES) / f"expected-logits-{version}.bin").read_bytes()).double()
+                expected = floats((Path(FILES) / f"expected-logits-{version}.bin").read_bytes()).double().to(torch.get_default_device())
                 for dtype in dtypes:
                     with self.subTest(version, dtype=dtype):
                         test(self, functools.partial(model, Path(FILES) / f"tiny-rwkv-{version}-FP32.bin", dtype), expected)
@@ -212,5 +213,8 @@ class Rwkv(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if sys.argv[2:3] == ["--device"]:
+        torch.set_default_device(sys.argv.pop(3))
+        del sys.argv[2]
     torch.ops.load_library(sys.argv.pop(1))
     unittest.main()

@@ -101,10 +101,10 @@ bool keep_open(std::vector<Comparison>& comparisons, const std::vector<Run>& not
 }
 
 /// The findings by one training of each run. Where several made it, each with its own weights, a claim takes all of its numbers from the first that
-/// was asked for all of them.
+/// was asked for all of them. A run of which none was is left out, and is one more of those that have not run.
 ///
-/// throws  NotMeasured where none was
-Findings measure_one_training_of_each(Study& study) {
+/// throws  NotMeasured where no run is left
+Findings measure_one_training_of_each(Study& study, std::vector<Run>& not_run) {
   std::vector<std::vector<std::filesystem::path>> others;  // not tried yet, and the first at the end
   for (const Artefact& artefact : study.trained) {
     others.push_back(other_trainings(artefact.folder));
@@ -121,12 +121,22 @@ Findings measure_one_training_of_each(Study& study) {
     study.absent.clear();
     return has_other;
   };
+  const auto leave_out = [&](const std::vector<std::filesystem::path>& absent) {
+    for (size_t a = study.trained.size(); a-- > 0;) {
+      if (std::ranges::count(absent, study.trained[a].folder) == 0) continue;
+      not_run.push_back(study.trained[a].run);
+      study.trained.erase(study.trained.begin() + static_cast<ptrdiff_t>(a));
+      others.erase(others.begin() + static_cast<ptrdiff_t>(a));
+    }
+    return !study.trained.empty();
+  };
   while (true) {
     try {
       Findings findings = study.experiment.measure(study);
       if (!try_others()) return findings;
     } catch (const NotMeasured&) {
-      if (!try_others()) throw;
+      const auto absent = study.absent;
+      if (!try_others() && !leave_out(absent)) throw;
     }
   }
 }
@@ -157,7 +167,7 @@ Judged judge_one(const Experiment& experiment, const Context& context, const std
     } else {
       throw std::invalid_argument("it measures the machine that it runs on: lethe run " + experiment.claim);
     }
-    Findings findings = measure_one_training_of_each(study);
+    Findings findings = measure_one_training_of_each(study, not_run);
     if (!study.data.empty() && findings.records.empty())
       throw std::invalid_argument("expected measurements in " + settings["data"].get<std::string>() + ", found none");
     if (!keep_open(findings.comparisons, not_run))

@@ -14,14 +14,15 @@ struct Judged {
   Experiment experiment;
   std::vector<Comparison> comparisons;
   std::string lacks;  ///< why it could not be judged: no model, or a measurement that is absent; empty where it was
-  std::vector<std::string> not_run;  ///< its runs that have no model yet: statements on rows without one are open
+  std::vector<std::string> not_run;  ///< its runs that have no model yet, or no measurement: statements on rows without one are open
 };
 
 /// The folder of results of these models: the GPU, or else the machine, that trained the first, and suffix_of (job.hpp).
 std::string folder_of(const std::filesystem::path& models, const std::string& scale, const std::string& corpus = "");
 
 /// Judges the claims by the rules of this program, from the artefacts below `models`, and writes the files of those that could be judged, see
-/// write_findings. A claim some of whose runs have no model yet is judged by the others: each statement by the seeds that its rows share.
+/// write_findings. A claim some of whose runs have no model yet, or none that has all that the claim asks, is judged by the others: each statement by
+/// the seeds that its rows share.
 /// A claim on this machine's own speed has no such measurements. The data's hash and vocabulary come from the artefacts of the claim's corpus; where
 /// claim_settings gives the hash of its dataset, from those of that dataset alone.
 ///

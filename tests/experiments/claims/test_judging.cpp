@@ -171,6 +171,25 @@ TEST_F(PartOfTheRuns, MeasuresWhatNeedsNoTrainingThatFailed) {
   EXPECT_FALSE(fs::exists(context.results / "none.json"));
 }
 
+std::vector<lethe::Run> two_seeds(const nlohmann::json& settings, int64_t) {
+  return {run_of("trained", 0, settings), run_of("trained", 1, settings)};
+}
+
+TEST_F(PartOfTheRuns, JudgesAClaimByTheRunsOfWhichItsNumbersAre) {
+  const Experiment sums = claim("sums", two_seeds, measure_sums);
+  const auto settings = claim_settings(context.root, sums, "quick");
+  EXPECT_EQ(judged(sums).lacks, "a measurement that it asks for is absent");
+  const fs::path other = trained(run_of("trained", 1, settings), dataset, models).folder;
+  write_measured(other, "one", 1);
+  EXPECT_EQ(judged(sums).lacks, "a measurement that it asks for is absent") << "half of a run is none";
+  write_measured(other, "two", 2);
+  const Judged found = judged(sums);
+  ASSERT_EQ(found.lacks, "");
+  ASSERT_EQ(found.comparisons.size(), 1u);
+  EXPECT_EQ(found.comparisons.front().measured, 3);
+  EXPECT_EQ(found.not_run, std::vector<std::string>{"trained, context 32, seed 0"});
+}
+
 /// A claim on another text than its own, of whose name experiments/data has an index.
 class IndexedText : public PartOfTheRuns {
  protected:

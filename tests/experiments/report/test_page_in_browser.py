@@ -22,7 +22,7 @@ from report.throughput import figure_name, load_throughput, throughput_page
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 BROWSER = os.environ.get("LETHE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
-MACHINE = SOURCE / "results" / "intel-xeon-2-cores"
+MACHINE = SOURCE / "results" / "intel-xeon-16-cores"
 WIDTHS = (1400, 400)
 CONTRAST = 4.5  # WCAG 2.2, 1.4.3
 

@@ -69,7 +69,7 @@ class Figures(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.figures = {}
-        for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores"):
+        for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-16-cores"):
             cls.figures[claim.name] = claim.figure()
             cls.figures[claim.name].draw_without_rendering()
         cls.addClassCleanup(plt.close, "all")
@@ -123,7 +123,7 @@ class Figures(unittest.TestCase):
             for axes in figure.axes:
                 axes.set_position(Bbox(axes.get_position(original=True).get_points() * (1 + 1e-15)))
 
-        claims = {claim.name: claim for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores")}
+        claims = {claim.name: claim for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-16-cores")}
         for name in ("duality", "per_head_savings"):  # with and without subfigures
             with tempfile.TemporaryDirectory() as folder:
                 first, second = Path(folder) / "first.svg", Path(folder) / "second.svg"
@@ -133,7 +133,7 @@ class Figures(unittest.TestCase):
                 self.assertEqual(first.read_bytes(), second.read_bytes(), name)
 
     def test_show_what_one_should_see(self):
-        for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores"):
+        for claim in load_machine(SOURCE, SOURCE / "results" / "intel-xeon-16-cores"):
             self.assertGreater(len(claim.caption), 60, claim.name)
 
 
@@ -178,7 +178,7 @@ class Numbers(WithCheckout):
         for verdict in VERDICTS:
             self.assertIn(f"| {verdict} |", legend_table())
         self.assertRegex(scale_sentence([self.claim()]), r"^Scale quick\. Read it for directions")
-        committed = load_machine(SOURCE, SOURCE / "results" / "intel-xeon-2-cores")
+        committed = load_machine(SOURCE, SOURCE / "results" / "intel-xeon-16-cores")
         self.assertRegex(scale_sentence(committed), r"models of up to [\d,]+ parameters, trained on up to [\d,]+ tokens of bible")
 
 

@@ -240,8 +240,8 @@ from. `unknown`: the training ran in a tree without git, by a program that recor
 Each claim has a JSON file with its verdicts and the SHA-256 of its CSV files. A claim that trains nothing, as generation_cost, measures the machine that
 runs it: its rows name no artefact, and its JSON file no run.
 
-The raw numbers of scale gpu, losses of every sequence and logs, are in `raw/`. Those of quick are not: they stay in `artefacts/` of the checkout that ran it, and
-`lethe bundle --to mine.tar.xz` keeps them in a file that `lethe judge --from mine.tar.xz` reads.
+The raw numbers, losses of every sequence and logs, are in `raw/`, from which `lethe judge --scale gpu` and `--scale quick` judge again; quick's of the Intel
+Xeon in `raw/others/`, for `--from`. One's own stay in `artefacts/` of the checkout: `lethe bundle --to mine.tar.xz` keeps them in a file for `--from`.
 """
 
 

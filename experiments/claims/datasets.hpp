@@ -18,8 +18,9 @@ class Datasets {
  public:
   explicit Datasets(std::filesystem::path root) : root_(std::move(root)) {}
 
-  /// reads   training.corpus and training.tokenizer; text: the SHA-256 that its source must have, where the settings name one
-  /// throws  std::invalid_argument naming the corpus and both hashes where its source has another; as prepared_dataset
+  /// reads   training.corpus and training.tokenizer; text and content: the SHA-256 that its source and the dataset must have, where the settings
+  ///         name one
+  /// throws  std::invalid_argument naming the corpus and both hashes where one is another; as prepared_dataset
   const Dataset& of(const nlohmann::json& settings) {
     if (!settings.contains("training")) return none_;
     const std::string corpus = settings["training"].at("corpus"), tokenizer = settings["training"].at("tokenizer");
@@ -30,6 +31,10 @@ class Datasets {
                                   " of config.toml or of the corpus's index in experiments/data "
                                   "(tools/fetch_books.py and tools/fetch_linux.py rebuild theirs), found " +
                                   dataset->source_hash());
+    if (const std::string content = settings.value("content", dataset->content_hash());
+        content != dataset->content_hash())
+      throw std::invalid_argument(corpus + ": expected the dataset " + content +
+                                  " of the corpus's index in experiments/data, found " + dataset->content_hash());
     return *dataset;
   }
 

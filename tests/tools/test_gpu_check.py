@@ -49,7 +49,7 @@ class Steps(ShellPrograms):
     def test_each_test_has_a_summary_line_and_output_in_its_labels_log(self):
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 24 + 32 + 22) + (2 * 15 + 12 + 18) + 6)
+        self.assertEqual(len(summary), (1 + 24 + 32 + 23) + (16 + 15 + 12 + 19) + 6)
         for line in summary:
             self.assertRegex(line, r"(gpu|sanitizer|benchmark)\.\S+ \.+ +Passed +\d+\.\d+ sec$")
             self.assertIn(line, self.log("check.log"))
@@ -76,7 +76,7 @@ class Steps(ShellPrograms):
         self.script("bin/nvidia-smi", 'case "$1" in *compute_cap*) echo 8.0 ;; *) echo "NVIDIA A100-SXM4-80GB" ;; esac')
         status, summary, complaint = self.check()
         self.assertEqual(status, 0, complaint)
-        self.assertEqual(len(summary), (1 + 24 + 32 + 22) + (2 * 14 + 11 + 17) + 4)
+        self.assertEqual(len(summary), (1 + 24 + 32 + 23) + (15 + 14 + 11 + 18) + 4)
         names = {re.search(r"#\d+: (\S+)", line)[1] for line in summary}
         self.assertFalse([name for name in names if re.fullmatch(r"sanitizer.*wrappers|benchmark.gate.*", name)])
         self.assertIn("benchmark.portable", names)

@@ -31,8 +31,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED GLOBAL)
   target_include_directories(LibTorch::cpu SYSTEM INTERFACE
     ${LibTorch_ROOT_DIR}/include ${LibTorch_ROOT_DIR}/include/torch/csrc/api/include)
-  # Without libtorch.so, which has nothing of Torch but loads libtorch_cuda, half of the time in which a program starts. Torch's libraries may export parts
-  # of a std::filesystem of their own (libtorch.so crashed in its remove_all); the real one must be found first.
+  # Without libtorch.so, which has nothing of Torch but loads libtorch_cuda, 0.2 of the 0.5 seconds in which a program starts: one that is linked to this
+  # alone sees no GPU. Torch's libraries export parts of a std::filesystem of their own, whose remove_all crashed; the real one must be found first.
   target_link_libraries(LibTorch::cpu INTERFACE stdc++ ${_lib}/libtorch_cpu.so ${_lib}/libc10.so)
   # The CUDA runtime that torch itself loads, so that there is one runtime in the process.
   file(GLOB _cudart ${LibTorch_ROOT_DIR}/../nvidia/cu*/lib/libcudart.so.* ${LibTorch_ROOT_DIR}/../nvidia/cuda_runtime/lib/libcudart.so.*)

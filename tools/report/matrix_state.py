@@ -67,7 +67,10 @@ def rivals_words(found):
 def older_words(path, found):
     """Of a file whose times of ours are older than the folder's own record: where that is."""
     record = path.with_name("matrix_state.json")
-    if path == record or not record.exists() or read_json(record, ("date",))["date"] <= found["date"]:
+    if path == record or not record.exists():
+        return ""
+    later = read_json(record, ("date",))
+    if later["date"] <= found["date"] or later.get("type") != found.get("type"):
         return ""
     return "Our times are of the commit below: [matrix_state](matrix_state.md) has later ones, without rivals.\n\n"
 

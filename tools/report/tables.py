@@ -156,7 +156,7 @@ def provenance(claim):
 def not_run(claim):
     """The runs that the scale asks for and that have no model yet."""
     runs = claim.certificate.get("not_run", [])
-    return f"Not run yet, {len(runs)}: {'; '.join(runs)}.\n\n" if runs else ""
+    return f"Not run or not measured yet, {len(runs)}: {'; '.join(runs)}.\n\n" if runs else ""
 
 
 def claim_page(claim):
@@ -240,8 +240,9 @@ from. `unknown`: the training ran in a tree without git, by a program that recor
 Each claim has a JSON file with its verdicts and the SHA-256 of its CSV files. A claim that trains nothing, as generation_cost, measures the machine that
 runs it: its rows name no artefact, and its JSON file no run.
 
-The raw numbers, losses of every sequence and logs, are in `raw/`, from which `lethe judge --scale gpu` and `--scale quick` judge again; quick's of the Intel
-Xeon in `raw/others/`, for `--from`. One's own stay in `artefacts/` of the checkout: `lethe bundle --to mine.tar.xz` keeps them in a file for `--from`.
+The raw numbers, losses of every sequence and logs, are in `raw/`, from which `lethe judge --scale gpu` and `--scale quick` judge again; quick's of
+the Intel Xeon in `raw/others/`, for `--from`. One's own stay in `artefacts/` of the checkout: `lethe bundle --to mine.tar.xz` keeps them in a file
+for `--from`.
 """
 
 

@@ -36,8 +36,8 @@ Pruned pruned(const Study& study, const Artefact& model, std::optional<double> l
 /// The weights of an artefact's run before the first step.
 LanguageModel untrained(const Artefact& model);
 
-/// The share of blocks that each head of an artefact's run skips before the first step, layer by layer: the mean over the first `sequences` pieces of the
-/// length that it was trained on.
+/// The share of blocks that each head of an artefact's run skips before the first step, layer by layer: the mean over the first `sequences` pieces
+/// of the length that it was trained on.
 std::vector<double> untrained_shares(const Study& study, const Artefact& model, int64_t sequences);
 
 /// "Training opens gates": of models that were trained with pruning, the share of blocks that is pruned before training less that after it, at least

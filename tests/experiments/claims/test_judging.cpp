@@ -232,8 +232,11 @@ TEST_F(IndexedText, IsRefusedWhereItsHashIsAnother) {
 
 TEST_F(IndexedText, IsJudgedByTheModelsOfItsDatasetAlone) {
   const auto lacks = [&] { return judge_experiments({one}, context, models).front().lacks; };
-  write_index(dataset.source_hash(), another);
+  write_index(dataset.source_hash(), dataset.content_hash());
   EXPECT_EQ(refusal(text), "no error");
+  write_index(dataset.source_hash(), another);
+  EXPECT_EQ(refusal(text), text + ": expected the dataset " + another +
+                               " of the corpus's index in experiments/data, found " + dataset.content_hash());
   EXPECT_EQ(lacks(), text + ": expected models of the dataset " + another +
                          " of the corpus's index in experiments/data, found those of " + dataset.content_hash());
   write_index(dataset.source_hash(), dataset.content_hash());

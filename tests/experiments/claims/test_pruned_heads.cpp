@@ -98,9 +98,10 @@ class Boundaries : public PrunedHeads {
  protected:
   Boundaries() : PrunedHeads("boundaries") { open_gates(); }
 
-  /// Of models whose two heads have these shares of the blocks, and another one of single pairs.
-  Findings judged(const std::vector<double>& of_blocks, double of_pairs) {
+  /// Of models whose two heads have these shares of the blocks, another one of single pairs, and one of blocks before training.
+  Findings judged(const std::vector<double>& of_blocks, double of_pairs, double before = 0.2) {
     set_blocks(of_blocks);
+    change("pruned_share_untrained", [&](nlohmann::json& file) { file["value"] = std::vector<double>(2, before); });
     change("boundaries", [&](nlohmann::json& file) {
       for (nlohmann::json& head : file.at("value").at("heads")) head["pruned_share"] = of_pairs;
     });
@@ -118,7 +119,14 @@ TEST_F(Boundaries, AreJudgedByBlocksWhateverThePairs) {
   EXPECT_NEAR(global.measured, 0.01, 1e-12);
   EXPECT_EQ(global.verdict(), Verdict::kReproduced);
   EXPECT_TRUE(global.note.ends_with("; pairs first")) << global.note;
-  for (const Comparison* one : {&local, &global}) EXPECT_EQ(one->unit, "share of the blocks");
+  EXPECT_EQ(local.unit, "share of the blocks above one half");
+  EXPECT_EQ(global.unit, "share of the blocks");
+}
+
+TEST_F(Boundaries, GetNoCreditForAHeadThatIsNoMoreLocalThanBeforeTraining) {
+  EXPECT_EQ(one_of(judged({0.9, 0.01}, 0.4, 0.97).comparisons, "The most local head").verdict(), Verdict::kInconclusive);
+  EXPECT_EQ(one_of(judged({0.9, 0.01}, 0.4, 0.3).comparisons, "The most local head").verdict(),
+            Verdict::kTrendReproduced);
 }
 
 TEST_F(Boundaries, AreRefutedByBlocksWhateverThePairs) {

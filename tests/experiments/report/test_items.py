@@ -63,7 +63,8 @@ class Items(WithCheckout):
                       self.table("FoX,Table 3,components help,measured,ablations; ablations on linux-gpt2: A gate,"))
         self.assertEqual(self.faults(other), [])
         self.write("FoX,Table 3,components help,measured,ablations on linux-gpt2: FoX (Pro) is,")
-        self.assertEqual(self.faults(other), ["FoX Table 3: expected a statement of ablations on linux-gpt2 that begins with 'FoX (Pro) is', found none"])
+        self.assertEqual(self.faults(other),
+                         ["FoX Table 3: expected a statement of ablations on linux-gpt2 that begins with 'FoX (Pro) is', found none"])
 
     def test_figure_2_is_not_figure_21(self):
         row = {"paper": "FoX", "item": "Fig. 2"}

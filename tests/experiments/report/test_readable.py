@@ -10,6 +10,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+from matplotlib.container import BarContainer
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import Bbox
 
@@ -92,7 +93,7 @@ class Figures(unittest.TestCase):
 
     def test_have_no_bar_beyond_their_axis(self):
         for name, _, axes in self.axes():
-            for bars in axes.containers:
+            for bars in (container for container in axes.containers if isinstance(container, BarContainer)):
                 low, high = sorted(axes.get_xlim() if bars.orientation == "horizontal" else axes.get_ylim())
                 for bar in bars:
                     ends = (bar.get_x(), bar.get_x() + bar.get_width()) if bars.orientation == "horizontal" else (bar.get_y(),

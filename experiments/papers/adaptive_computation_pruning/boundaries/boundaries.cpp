@@ -114,7 +114,7 @@ Findings measure(const Study& study) {
   std::vector<Comparison> on_gates = {
       {.statement = "The most local head has most of its attention pruned (share above one half)",
        .source = "ACP Fig. 6 left and middle",
-       .unit = "share of the blocks",
+       .unit = "share of the blocks above one half",
        .headline = true,
        .expectation = Expectation::positive(),
        .measured = most_local - 0.5,

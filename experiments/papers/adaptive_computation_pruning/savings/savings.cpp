@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 
+#include "experiments/claims/deciding.hpp"
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/seeds.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
@@ -117,12 +118,14 @@ Comparison share_at(const Study& study, const Found& found, int64_t length) {
 
 Comparison of_times(const std::string& statement, const Gain& measured, const Expectation& expectation,
                     const char* source) {
-  return {.statement = statement,
-          .source = source,
-          .unit = "gain in throughput",
-          .expectation = expectation,
-          .measured = measured.value,
-          .band = measured.band};
+  Comparison made{.statement = statement,
+                  .source = source,
+                  .unit = "gain in throughput",
+                  .expectation = expectation,
+                  .measured = measured.value,
+                  .band = measured.band};
+  made.would_decide = deciding_sample(made, measured.band, 0, "the repetitions");
+  return made;
 }
 
 /// The paper gives one range for all of its lengths.

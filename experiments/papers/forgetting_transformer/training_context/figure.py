@@ -31,7 +31,7 @@ def figure(claim):
                 gain = smoothed_over_positions([t - f for t, f in zip(transformer, fox)])
                 shown = [end for end in ends if end >= first_shown(longest)]
                 gains.plot(shown, [gain[end - 1] for end in shown], label=f"({architecture}), training context {context}", color=COLOURS[colour],
-                           linestyle=DASHES[dash])
+                           linestyle=DASHES[len(contexts) * colour + dash])
     gains.axhline(0, color=GREY, linewidth=0.8)
     gains.set_ylabel("Transformer − FoX (nats)")
     gains.set_title("FoX's advantage")

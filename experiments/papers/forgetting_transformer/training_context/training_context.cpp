@@ -78,11 +78,11 @@ Terms terms_of_difference(const Terms& a, const Terms& b) {
   return terms;
 }
 
-/// "less that of Window of 512 tokens it is 0.042 ± 0.089"
+/// "less that of Window of 512 tokens it is 0.042 ± 0.089 over the seeds of both"
 std::string less_the_control(const std::string& blind, const Comparison& difference) {
   char numbers[64];
   std::snprintf(numbers, sizeof numbers, "%.3f ± %.3f", difference.measured, difference.band);
-  return "less that of " + blind + " it is " + numbers;
+  return "less that of " + blind + " it is " + numbers + " over the seeds of both";
 }
 
 /// A statement beside the same number of the window, which is blind beyond its reach; open until the window has run. Where it holds by itself, the

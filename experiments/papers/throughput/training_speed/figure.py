@@ -1,6 +1,6 @@
 """What pruning gains over the context, and FoX (Pro) beside the Transformers, a line a size."""
 
-from report.style import BOUNDARY, COLOURS, DASHES, GREY, legend_below, log_positions, panels
+from report.style import BOUNDARY, COLOURS, DASHES, GREY, MARKERS, legend_below, log_positions, panels
 
 
 def figure(claim):
@@ -15,14 +15,15 @@ def figure(claim):
             if ours and theirs:
                 found.append((context, scale(ours.mean / theirs.mean)))
         if found:
-            axes.plot(*zip(*found), marker="o", label=label, **options)
+            axes.plot(*zip(*found), label=label, **options)
 
     for colour, size in enumerate(sizes):
         fox = f"FoX (Pro) {size}"
-        draw(gains, f"FoX (Pro) pruned {size}", fox, size, lambda ratio: 100 * (ratio - 1), color=COLOURS[colour])
+        draw(gains, f"FoX (Pro) pruned {size}", fox, size, lambda ratio: 100 * (ratio - 1), color=COLOURS[colour],
+             marker=MARKERS[colour])
         for dash, name in enumerate(("LLaMA", "Pro")):
             draw(ratios, fox, f"Transformer ({name}) {size}", f"{size}, × Transformer ({name})", lambda ratio: ratio, color=COLOURS[colour],
-                 linestyle=DASHES[dash])
+                 marker=MARKERS[colour], linestyle=DASHES[dash])
     gains.axhspan(10, 35, color=BOUNDARY, alpha=0.2, linewidth=0, label="paper: 10 % to 35 % faster")
     gains.axhline(0, color=GREY, linewidth=0.8)
     ratios.axhline(1, color=GREY, linewidth=0.8)

@@ -3,7 +3,7 @@
 #
 # reads    LETHE_PYTHON  a python3 whose environment holds torch (default: an active environment, then .venv, then PATH)
 # defines  LibTorch::cpu   headers, libtorch_cpu, libc10
-#          LibTorch::cuda  the same with libtorch_cuda, libc10_cuda and the CUDA runtime that the wheel brings (where it does)
+#          LibTorch::cuda  the same with libtorch, libtorch_cuda, libc10_cuda and the CUDA runtime that the wheel brings (where it does)
 #          LibTorch::cublaslt  cuBLASLt's headers and the library that libtorch_cuda loads (where the wheel's packages have both)
 #          LibTorch::distributed  c10d: LibTorch::cpu with USE_C10D_GLOO where Gloo's headers are found (Debian: libgloo-dev), and with LETHE_CUDA
 #                          LibTorch::cuda with USE_C10D_NCCL where the wheel's packages have NCCL's
@@ -44,7 +44,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     # Nothing may call into libtorch_cuda, but loading it is what gives Torch its CUDA devices: no linker may drop it as unneeded. One item, which
     # CMake neither splits nor reorders.
     target_link_libraries(LibTorch::cuda INTERFACE
-      LibTorch::cpu -Wl,--push-state,--no-as-needed,${_lib}/libtorch_cuda.so,--pop-state ${_lib}/libc10_cuda.so ${_cudart})
+      LibTorch::cpu ${_lib}/libtorch.so -Wl,--push-state,--no-as-needed,${_lib}/libtorch_cuda.so,--pop-state ${_lib}/libc10_cuda.so ${_cudart})
     file(GLOB _cublaslt ${LibTorch_CUDA_RUNTIME_DIR}/libcublasLt.so.* ${LibTorch_ROOT_DIR}/../nvidia/cublas/lib/libcublasLt.so.*)
     if(_cublaslt)
       list(GET _cublaslt 0 _cublaslt)

@@ -2,8 +2,8 @@
 # programs that use none, and overrides CMAKE_CUDA_ARCHITECTURES.
 #
 # reads    LETHE_PYTHON  a python3 whose environment holds torch (default: an active environment, then .venv, then PATH)
-# defines  LibTorch::cpu   headers, libtorch_cpu, libc10
-#          LibTorch::cuda  the same with libtorch, libtorch_cuda, libc10_cuda and the CUDA runtime that the wheel brings (where it does)
+# defines  LibTorch::cpu   headers, libtorch, libtorch_cpu, libc10
+#          LibTorch::cuda  the same with libtorch_cuda, libc10_cuda and the CUDA runtime that the wheel brings (where it does)
 #          LibTorch::cublaslt  cuBLASLt's headers and the library that libtorch_cuda loads (where the wheel's packages have both)
 #          LibTorch::distributed  c10d: LibTorch::cpu with USE_C10D_GLOO where Gloo's headers are found (Debian: libgloo-dev), and with LETHE_CUDA
 #                          LibTorch::cuda with USE_C10D_NCCL where the wheel's packages have NCCL's
@@ -31,9 +31,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED GLOBAL)
   target_include_directories(LibTorch::cpu SYSTEM INTERFACE
     ${LibTorch_ROOT_DIR}/include ${LibTorch_ROOT_DIR}/include/torch/csrc/api/include)
-  # Without libtorch.so, which has nothing of Torch but loads libtorch_cuda, 0.2 of the 0.5 seconds in which a program starts: one that is linked to this
-  # alone sees no GPU. Torch's libraries export parts of a std::filesystem of their own, whose remove_all crashed; the real one must be found first.
-  target_link_libraries(LibTorch::cpu INTERFACE stdc++ ${_lib}/libtorch_cpu.so ${_lib}/libc10.so)
+  # libtorch.so exports parts of a std::filesystem of its own, and crashes in its remove_all; the real one must be found first.
+  target_link_libraries(LibTorch::cpu INTERFACE stdc++ ${_lib}/libtorch.so ${_lib}/libtorch_cpu.so ${_lib}/libc10.so)
   # The CUDA runtime that torch itself loads, so that there is one runtime in the process.
   file(GLOB _cudart ${LibTorch_ROOT_DIR}/../nvidia/cu*/lib/libcudart.so.* ${LibTorch_ROOT_DIR}/../nvidia/cuda_runtime/lib/libcudart.so.*)
   if(EXISTS ${_lib}/libtorch_cuda.so AND _cudart)
@@ -44,7 +43,7 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
     # Nothing may call into libtorch_cuda, but loading it is what gives Torch its CUDA devices: no linker may drop it as unneeded. One item, which
     # CMake neither splits nor reorders.
     target_link_libraries(LibTorch::cuda INTERFACE
-      LibTorch::cpu ${_lib}/libtorch.so -Wl,--push-state,--no-as-needed,${_lib}/libtorch_cuda.so,--pop-state ${_lib}/libc10_cuda.so ${_cudart})
+      LibTorch::cpu -Wl,--push-state,--no-as-needed,${_lib}/libtorch_cuda.so,--pop-state ${_lib}/libc10_cuda.so ${_cudart})
     file(GLOB _cublaslt ${LibTorch_CUDA_RUNTIME_DIR}/libcublasLt.so.* ${LibTorch_ROOT_DIR}/../nvidia/cublas/lib/libcublasLt.so.*)
     if(_cublaslt)
       list(GET _cublaslt 0 _cublaslt)

@@ -1,10 +1,12 @@
 #pragma once
 // A claim at the scale smoke, asked of models that a test trains or makes up.
 
+#include <filesystem>
 #include <string>
 
 #include "experiments/claims/registry.hpp"
 #include "experiments/claims/settings.hpp"
+#include "experiments/json_file.hpp"
 #include "tests/experiments/tiny.hpp"
 
 namespace lethe {
@@ -18,6 +20,18 @@ class ClaimStudy : public TinyDatasetTest {
   void train() {
     for (const lethe::Run& run : experiment.runs(settings, dataset.vocabulary()))
       study.trained.push_back(trained(run, dataset, models));
+  }
+
+  /// Replaces what a measurement of its models has found: change(model, file), of each model and each file of that measure.
+  template <typename Change>
+  void change_measured(const std::string& measure, const Change& change) {
+    for (const Artefact& model : study.trained)
+      for (const auto& entry : std::filesystem::directory_iterator(model.folder / "measured")) {
+        nlohmann::json file = read_sealed(entry.path());
+        if (file.at("measure") != measure) continue;
+        change(model, file);
+        write_sealed(entry.path(), file);
+      }
   }
 
   Experiment experiment;

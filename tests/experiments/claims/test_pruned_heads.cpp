@@ -3,11 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <string>
 #include <vector>
 
-#include "experiments/json_file.hpp"
 #include "tests/experiments/claims/claim_study.hpp"
 #include "tests/experiments/claims/statements.hpp"
 
@@ -24,21 +22,9 @@ class PrunedHeads : public ClaimStudy {
     study.makes = false;
   }
 
-  /// Changes the files of a measurement, of all models.
-  template <typename Change>
-  void change(const std::string& measure, Change&& change) {
-    for (const Artefact& model : study.trained)
-      for (const auto& entry : std::filesystem::directory_iterator(model.folder / "measured")) {
-        nlohmann::json file = read_sealed(entry.path());
-        if (file.at("measure") != measure) continue;
-        change(file);
-        write_sealed(entry.path(), file);
-      }
-  }
-
   /// Lets training leave a tenth of the blocks more than the untrained models do.
   void open_gates() {
-    change("pruned", [](nlohmann::json& file) {
+    change_measured("pruned", [](const Artefact&, nlohmann::json& file) {
       for (nlohmann::json& share : file.at("value").at("blocks"))
         share = file.at("settings").contains("untrained") ? 0.97 : 0.87;
     });
@@ -46,7 +32,7 @@ class PrunedHeads : public ClaimStudy {
 
   /// Gives a model heads of these shares of the blocks.
   void set_blocks(const std::vector<double>& shares) {
-    change("pruned_share", [&](nlohmann::json& file) {
+    change_measured("pruned_share", [&](const Artefact&, nlohmann::json& file) {
       nlohmann::json& records = file.at("value").at("records");
       nlohmann::json record = records.front();
       record["implementation"] = "lethe";
@@ -69,7 +55,7 @@ class PerHeadSavings : public PrunedHeads {
     std::vector<double> shares(30, 0.96);
     shares.resize(40, 0.0);
     set_blocks(shares);
-    change("pruned_share_untrained", [&](nlohmann::json& file) { file["value"] = std::vector<double>(40, before); });
+    change_measured("pruned_share_untrained", [&](const Artefact&, nlohmann::json& file) { file["value"] = std::vector<double>(40, before); });
     return experiment.measure(study).comparisons;
   }
 };
@@ -101,8 +87,8 @@ class Boundaries : public PrunedHeads {
   /// Of models whose two heads have these shares of the blocks, another one of single pairs, and one of blocks before training.
   Findings judged(const std::vector<double>& of_blocks, double of_pairs, double before = 0.2) {
     set_blocks(of_blocks);
-    change("pruned_share_untrained", [&](nlohmann::json& file) { file["value"] = std::vector<double>(2, before); });
-    change("boundaries", [&](nlohmann::json& file) {
+    change_measured("pruned_share_untrained", [&](const Artefact&, nlohmann::json& file) { file["value"] = std::vector<double>(2, before); });
+    change_measured("boundaries", [&](const Artefact&, nlohmann::json& file) {
       for (nlohmann::json& head : file.at("value").at("heads")) head["pruned_share"] = of_pairs;
     });
     return experiment.measure(study);

@@ -3,14 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "experiments/claims/record_files.hpp"
 #include "experiments/claims/runs.hpp"
-#include "experiments/json_file.hpp"
 #include "tests/experiments/claims/claim_study.hpp"
 #include "tests/experiments/claims/statements.hpp"
 
@@ -31,34 +29,26 @@ class Savings : public ClaimStudy {
 
   /// The statement on positions, of models that with pruning have so much more loss at those to 1/8, 1/4, 1/2 and all of the context.
   Comparison of_positions(const std::array<double, 4>& more) {
-    for (const Artefact& model : study.trained)
-      for (const auto& entry : std::filesystem::directory_iterator(model.folder / "measured")) {
-        nlohmann::json file = read_sealed(entry.path());
-        if (!file.at("value").contains("points")) continue;
-        for (nlohmann::json& curve : file.at("value").at("points")) {
-          if (curve.at("quantity") != "loss_of_sequence") continue;
-          for (size_t p = 0; p < curve.at("x").size(); ++p) {
-            const double end = curve.at("x")[p].get<double>() / static_cast<double>(model.run.training.context_length);
-            const size_t stretch = end <= 0.125 ? 0 : end <= 0.25 ? 1 : end <= 0.5 ? 2 : 3;
-            curve.at("value")[p] = 5 + (model.run.label.ends_with("with ACP") ? more[stretch] : 0);
-          }
+    change_measured("per_token_loss", [&](const Artefact& model, nlohmann::json& file) {
+      for (nlohmann::json& curve : file.at("value").at("points")) {
+        if (curve.at("quantity") != "loss_of_sequence") continue;
+        for (size_t p = 0; p < curve.at("x").size(); ++p) {
+          const double end = curve.at("x")[p].get<double>() / static_cast<double>(model.run.training.context_length);
+          const size_t stretch = end <= 0.125 ? 0 : end <= 0.25 ? 1 : end <= 0.5 ? 2 : 3;
+          curve.at("value")[p] = 5 + (model.run.label.ends_with("with ACP") ? more[stretch] : 0);
         }
-        write_sealed(entry.path(), file);
       }
+    });
     return one_of(experiment.measure(study).comparisons, "Pruning changes the loss at no position");
   }
 
   /// The statements on shares, of models whose shares of the blocks are these at contexts of 64 and 128, and 0.97 before training.
   std::array<Comparison, 2> of_shares(double at_64, double at_128) {
-    for (const Artefact& model : study.trained)
-      for (const auto& entry : std::filesystem::directory_iterator(model.folder / "measured")) {
-        nlohmann::json file = read_sealed(entry.path());
-        if (file.at("measure") != "pruned") continue;
-        const double after = model.run.training.context_length == 64 ? at_64 : at_128;
-        for (nlohmann::json& share : file.at("value").at("blocks"))
-          share = file.at("settings").contains("untrained") ? 0.97 : after;
-        write_sealed(entry.path(), file);
-      }
+    change_measured("pruned", [&](const Artefact& model, nlohmann::json& file) {
+      const double after = model.run.training.context_length == 64 ? at_64 : at_128;
+      for (nlohmann::json& share : file.at("value").at("blocks"))
+        share = file.at("settings").contains("untrained") ? 0.97 : after;
+    });
     const auto found = experiment.measure(study).comparisons;
     const std::string begin = "About 70 % of the attention's blocks are pruned at a context of ";
     return {one_of(found, begin + "64"), one_of(found, begin + "128")};
@@ -66,16 +56,12 @@ class Savings : public ClaimStudy {
 
   /// The statements on a training step that is so many times as fast with pruning at contexts of 64 and 128.
   std::array<Comparison, 2> of_steps(double at_64, double at_128) {
-    for (const Artefact& model : study.trained)
-      for (const auto& entry : std::filesystem::directory_iterator(model.folder / "measured")) {
-        nlohmann::json file = read_sealed(entry.path());
-        if (file.at("measure") != "times_of_pruning") continue;
-        const double faster = model.run.training.context_length == 64 ? at_64 : at_128;
-        nlohmann::json& step = file.at("value").at("training_step");
-        step["without"] = std::vector<double>{faster, faster};
-        step["with"] = std::vector<double>{1, 1};
-        write_sealed(entry.path(), file);
-      }
+    change_measured("times_of_pruning", [&](const Artefact& model, nlohmann::json& file) {
+      const double faster = model.run.training.context_length == 64 ? at_64 : at_128;
+      nlohmann::json& step = file.at("value").at("training_step");
+      step["without"] = std::vector<double>{faster, faster};
+      step["with"] = std::vector<double>{1, 1};
+    });
     const auto found = experiment.measure(study).comparisons;
     const std::string begin = "A training step is 10 % to 35 % faster at a context of ";
     return {one_of(found, begin + "64"), one_of(found, begin + "128")};

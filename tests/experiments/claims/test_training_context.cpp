@@ -37,20 +37,16 @@ class TrainingContext : public ClaimStudy {
   }
 
   std::vector<Comparison> judged(const Courses& courses) {
-    for (const Artefact& model : study.trained) {
+    change_measured("per_token_loss", [&](const Artefact& model, nlohmann::json& file) {
       const std::string label = model.run.label;
       const std::string family = label.substr(0, label.find(' ')) + label.substr(label.find(" at "));
       const auto context = static_cast<double>(model.run.training.context_length);
-      for (const auto& entry : std::filesystem::directory_iterator(model.folder / "measured")) {
-        nlohmann::json file = read_sealed(entry.path());
-        for (nlohmann::json& curve : file.at("value").at("points"))
-          if (curve.at("quantity") == "loss_of_sequence")
-            for (size_t p = 0; p < curve.at("x").size(); ++p)
-              curve.at("value")[p] = loss(courses.at(family), curve.at("x")[p].get<double>() / context,
-                                          curve.at("y")[p].get<double>() * context);
-        write_sealed(entry.path(), file);
-      }
-    }
+      for (nlohmann::json& curve : file.at("value").at("points"))
+        if (curve.at("quantity") == "loss_of_sequence")
+          for (size_t p = 0; p < curve.at("x").size(); ++p)
+            curve.at("value")[p] = loss(courses.at(family), curve.at("x")[p].get<double>() / context,
+                                        curve.at("y")[p].get<double>() * context);
+    });
     return experiment.measure(study).comparisons;
   }
 

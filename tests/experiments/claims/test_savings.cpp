@@ -113,13 +113,51 @@ TEST_F(Savings, StateTheStretchOfPositionsThatDiffersMost) {
   EXPECT_NEAR(of_positions({0, 0, 0.1, 0.2}).measured, 0.2, 1e-9);
 }
 
+TEST_F(Savings, CompareTheLossAtAShorterContextThatHasRunsWithoutPruning) {
+  const std::string begin = "Training with pruning ends at the same loss as training without at a context of ";
+  for (const Comparison& one : experiment.measure(study).comparisons)
+    EXPECT_FALSE(one.statement.starts_with(begin)) << "no runs without pruning are asked for";
+  of_shares(0.75, 0.65);  // gates that have opened
+  settings["row_seeds"] = {{"FoX (Pro) without ACP at 64", 3}};
+  settings["written_after_a_run"] = "written after a run";
+  const Comparison absent = one_of(experiment.measure(study).comparisons, begin + "64");
+  EXPECT_EQ(absent.open, "one of its contexts has not run yet");
+
+  study.makes = true;
+  study.trained.clear();
+  train();
+  experiment.measure(study);
+  study.makes = false;
+  const auto with_losses = [&](double difference) {
+    change_measured("pruned", [&](const Artefact&, nlohmann::json& file) {
+      for (nlohmann::json& loss : file.at("value").at("losses")) loss = 5 + difference;
+    });
+    change_measured("per_token_loss", [&](const Artefact&, nlohmann::json& file) {
+      for (nlohmann::json& curve : file.at("value").at("points"))
+        if (curve.at("quantity") == "loss_of_sequence")
+          for (nlohmann::json& loss : curve.at("value")) loss = 5;
+    });
+    return one_of(experiment.measure(study).comparisons, begin + "64");
+  };
+  const Comparison equal = with_losses(1e-3);
+  EXPECT_NEAR(equal.measured, 1e-3, 1e-9);
+  EXPECT_EQ(equal.verdict(), Verdict::kReproduced);
+  EXPECT_FALSE(equal.headline);
+  EXPECT_EQ(equal.note, "written after a run");
+  EXPECT_EQ(with_losses(0.5).verdict(), Verdict::kRefuted);
+  EXPECT_EQ(with_losses(0).open, "runs with and without pruning are equal to the last bit");
+}
+
 TEST_F(Savings, TrainMoreSeedsAtTheContextsThatAskForThem) {
-  settings["row_seeds"] = {
-      {"FoX (Pro) with ACP", 2}, {"FoX (Pro) with ACP at 128", 4}, {"FoX (Pro) without ACP at 128", 3}};
+  settings["row_seeds"] = {{"FoX (Pro) with ACP", 2},
+                           {"FoX (Pro) with ACP at 128", 4},
+                           {"FoX (Pro) without ACP at 64", 1},
+                           {"FoX (Pro) without ACP at 128", 3}};
   std::map<std::string, int> seeds;
   for (const lethe::Run& run : experiment.runs(settings, 256)) ++seeds[row_at(run.label, run.training.context_length)];
   EXPECT_EQ(seeds, (std::map<std::string, int>{{"FoX (Pro) with ACP at 64", 2},
                                                {"FoX (Pro) with ACP at 128", 4},
+                                               {"FoX (Pro) without ACP at 64", 1},
                                                {"FoX (Pro) without ACP at 128", 3}}));
 }
 

@@ -1,13 +1,11 @@
 // ACP Fig. 2: the pruned share of attention at several context lengths, and the time that it saves in the operator and in a
 // whole training step, timed with and without pruning in alternation.
 
-#include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/adamw.h>
-
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <map>
+#include <stdexcept>
 
 #include "experiments/claims/deciding.hpp"
 #include "experiments/claims/measures.hpp"
@@ -16,51 +14,13 @@
 #include "experiments/json_file.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 #include "experiments/papers/adaptive_computation_pruning/savings/duel.hpp"
-#include "optimized/torch/forgetting_attention.hpp"
+#include "experiments/papers/adaptive_computation_pruning/savings/times.hpp"
 
 namespace lethe::savings {
 namespace {
 
 const std::string kWith = "FoX (Pro) with ACP", kWithout = "FoX (Pro) without ACP";
 constexpr int64_t kShortestWithFalls = 4096;  ///< contexts of which L(i) is asked to fall
-
-/// Forward and backward of all layers' attention, on their traced inputs of one sequence.
-void attend(const std::vector<AttentionTrace>& layers, std::optional<double> log_tolerance) {
-  for (const AttentionTrace& layer : layers) {
-    const auto input = [](const torch::Tensor& tensor) { return tensor.detach().requires_grad_(); };
-    const auto query = input(layer.query), key = input(layer.key), value = input(layer.value),
-               log_forget = input(layer.log_forget);
-    const auto values = forgetting_attention(query, key, value, log_forget, std::nullopt, log_tolerance,
-                                             layer.logit_bound, std::nullopt, std::nullopt, /*prune_by_mass=*/false);
-    values.sum().backward();
-  }
-}
-
-/// A training step that leaves the weights unchanged: forward, backward, clipping and AdamW at rate 0.
-class Step {
- public:
-  Step(LanguageModel model, const Dataset::Batch& batch)
-      : model_(std::move(model)), batch_{batch.tokens.to(model_->device()), batch.labels.to(model_->device())},
-        optimizer_(model_->parameters(), torch::optim::AdamWOptions(0.0)) {
-    model_->train();
-  }
-  void operator()() {
-    optimizer_.zero_grad();
-    model_->losses(batch_.tokens, batch_.labels).mean().backward();
-    torch::nn::utils::clip_grad_norm_(model_->parameters(), 1.0);
-    optimizer_.step();
-  }
-
- private:
-  LanguageModel model_;
-  Dataset::Batch batch_;
-  torch::optim::AdamW optimizer_;
-};
-
-/// The sequences of a timed training step.
-int64_t sequences_a_step(const Run& run) {
-  return std::max<int64_t>(1, run.training.micro_batch_tokens / run.training.context_length);
-}
 
 /// Half width of the interval of a median of ratios: a median scatters 1.25 times as much as a mean.
 double band_of_median(const std::vector<double>& ratios, double confidence) {
@@ -75,9 +35,10 @@ struct Found {
       : confidence(confidence), shares(confidence), untrained(confidence), losses(confidence), falls(confidence),
         of_positions(4, Measurements(confidence)) {}
   double confidence;
-  Measurements shares, untrained;  ///< of the blocks, by at(length)
-  Measurements losses;             ///< at the longest context, by label
-  Measurements falls;              ///< there: the mean of L(i) over T/16 … T/8 less that over T/2 … T, by label
+  Measurements shares, untrained;                 ///< of the blocks, by at(length)
+  Measurements losses;                            ///< at the longest context, by label
+  std::map<int64_t, Measurements> losses_before;  ///< at each other context, the same
+  Measurements falls;  ///< there: the mean of L(i) over T/16 … T/8 less that over T/2 … T, by label
   std::vector<Measurements> of_positions;  ///< there: the loss of positions to T/8, T/4, T/2 and T, by label
   std::map<int64_t, std::vector<double>> operator_speedup, step_speedup;  ///< of seed 0, by repetition
 };
@@ -137,11 +98,21 @@ Comparison step_at(const Study& study, const Found& found, int64_t length) {
                   "ACP Fig. 2 right");
 }
 
+Comparison equal_losses(const Study& study, const Measurements& losses, const std::string& statement) {
+  Comparison equal = losses.compare(statement, {{kWith, 1}, {kWithout, -1}},
+                                    Expectation::within(study.settings.at("no_effect_margin")));
+  equal.source = "ACP Fig. 3 left";
+  equal.paper = 0;
+  if (equal.out_of_reach.empty() && std::ranges::count(losses.by_seed({{kWith, 1}, {kWithout, -1}}), 0.0) > 0)
+    equal.open = "runs with and without pruning are equal to the last bit";
+  return equal;
+}
+
 Comparison operator_at(const Found& found, int64_t length) {
-  return of_times("The operator alone gains more than the training step at a context of " + std::to_string(length),
-                  gain(found.operator_speedup, length, found.confidence) -
-                      gain(found.step_speedup, length, found.confidence),
-                  Expectation::positive(), "ACP Section 4.2");
+  return of_times(
+      "The operator alone gains more than the training step at a context of " + std::to_string(length),
+      gain(found.operator_speedup, length, found.confidence) - gain(found.step_speedup, length, found.confidence),
+      Expectation::positive(), "ACP Section 4.2");
 }
 
 void keep_open_without_its_context(Comparison& comparison) {
@@ -170,15 +141,9 @@ std::vector<Comparison> comparisons_of_lengths(const Study& study, const Found& 
     for (const size_t growth : {1, 3}) all[growth].open = "this scale has one context length";
   for (Comparison& comparison : all) keep_open_without_its_context(comparison);
   Comparison equal =
-      found.losses.compare("Training with pruning ends at the same loss as training without",
-                           {{kWith, 1}, {kWithout, -1}}, Expectation::within(study.settings.at("no_effect_margin")));
-  equal.source = "ACP Fig. 3 left";
+      equal_losses(study, found.losses, "Training with pruning ends at the same loss as training without");
   equal.headline = true;
-  equal.paper = 0;
   equal.note = study.settings.value("seeds_after_a_run", "");
-  if (equal.out_of_reach.empty() &&
-      std::ranges::count(found.losses.by_seed({{kWith, 1}, {kWithout, -1}}), 0.0) > 0)
-    equal.open = "runs with and without pruning are equal to the last bit";
   all.push_back(equal);
   std::vector<Comparison> stretches;
   for (const Measurements& losses : found.of_positions)
@@ -209,6 +174,10 @@ std::vector<Comparison> before_the_longest(const Study& study, const Found& foun
   for (const int64_t length : lengths) {
     std::vector<Comparison> at_length{share_at(study, found, length), step_at(study, found, length),
                                       operator_at(found, length)};
+    if (const auto losses = found.losses_before.find(length); losses != found.losses_before.end())
+      at_length.push_back(equal_losses(
+          study, losses->second,
+          "Training with pruning ends at the same loss as training without at a context of " + std::to_string(length)));
     for (Comparison& one : at_length) {
       one.note = study.settings.value("written_after_a_run", "");
       keep_open_without_its_context(one);
@@ -259,20 +228,6 @@ std::vector<Comparison> shares_of_flops(const Study& study) {
   return all;
 }
 
-/// The times of attention and of a training step, with and without pruning, in seconds.
-nlohmann::json measured_times(LanguageModel& model, const Run& run, const Dataset& dataset, int64_t repetitions) {
-  const auto tolerance = run.model.mixer.only<AttentionConfig>().log_pruning_tolerance;
-  const int64_t length = run.training.context_length, batch = sequences_a_step(run);
-  const auto trace = traced(model, dataset, length, 0);
-  const Duel attention = duel(
-      repetitions, [&] { attend(trace, std::nullopt); }, [&] { attend(trace, tolerance); });
-  Step without(with_tolerance(model, std::nullopt), dataset.sequences("valid", 0, batch, length));
-  Step with(with_tolerance(model, tolerance), dataset.sequences("valid", 0, batch, length));
-  const Duel step = duel(repetitions, without, with);
-  return {{"operator", {{"without", attention.without}, {"with", attention.with}}},
-          {"training_step", {{"without", step.without}, {"with", step.with}}}};
-}
-
 /// Times and counts of one run with pruning, added to the records too. Times are those of seed 0.
 void measure_length(const Study& study, const Artefact& trained, Found& found, std::vector<Record>& records) {
   const nlohmann::json& evaluation = study.settings.at("evaluation");
@@ -293,6 +248,10 @@ void measure_length(const Study& study, const Artefact& trained, Found& found, s
                before = pruned(study, trained, tolerance, evaluation.at("sequences"), Moment::kBeforeTraining);
   found.shares.add(at(length), run.training.seed, mean(after.blocks), after.blocks);
   found.untrained.add(at(length), run.training.seed, mean(before.blocks), before.blocks);
+  if (const auto losses = found.losses_before.find(length); losses != found.losses_before.end()) {
+    losses->second.add(run, after.loss(), after.losses);
+    records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", after.loss()));
+  }
   add(run.label, "lethe", "pruned_share", "1", after.blocks, mean(after.blocks));
   add(run.label, "single pairs", "pruned_share", "1", after.entries, mean(after.entries));
   add(run.label, "lethe", "pruned_share_untrained", "1", before.blocks, mean(before.blocks));
@@ -316,18 +275,35 @@ void measure_length(const Study& study, const Artefact& trained, Found& found, s
   found.step_speedup[length] = speedup("training_step", sequences_a_step(run));
 }
 
+/// The loss of one run without pruning at a context before the longest, on the sequences that pruned() reads of those with it: the first of the text
+/// that the ablations evaluate the same model on.
+void add_without(const Study& study, const Artefact& trained, Found& found, std::vector<Record>& records,
+                 int64_t sequences) {
+  const Run& run = trained.run;
+  const int64_t length = run.training.context_length;
+  std::vector<double> losses = losses_of_sequences(evaluate(study, trained, length), 0, length);
+  if (std::ssize(losses) < sequences)
+    throw std::invalid_argument("evaluation: expected a text of " + std::to_string(sequences) +
+                                " sequences or more, found " + std::to_string(losses.size()));
+  losses.resize(static_cast<size_t>(sequences));
+  found.losses_before.at(length).add(run, mean(losses), losses);
+  records.push_back(record_of(study.experiment, run, 1, length, "loss", "nats", mean(losses)));
+}
+
 }  // namespace
 
 std::vector<Run> runs(const nlohmann::json& settings, int64_t vocabulary) {
   const auto lengths = settings.at("context_lengths").get<std::vector<int64_t>>();
   const auto usual = whole_number(settings, "seeds");
   std::vector<Run> runs;
-  const auto add = [&](int64_t length, std::optional<double> tolerance, const std::string& label) {
-    for (int64_t seed = 0; seed < seeds_at(settings, label, length, seeds_of(settings, label, usual)); ++seed)
+  const auto add = [&](int64_t length, std::optional<double> tolerance, const std::string& label, int64_t otherwise) {
+    for (int64_t seed = 0; seed < seeds_at(settings, label, length, otherwise); ++seed)
       runs.push_back(pruning_run(settings, vocabulary, length, tolerance, static_cast<uint64_t>(seed)));
   };
-  for (const int64_t length : lengths) add(length, settings.at("log_tolerance").get<double>(), kWith);
-  add(lengths.back(), std::nullopt, kWithout);
+  for (const int64_t length : lengths) {
+    add(length, settings.at("log_tolerance").get<double>(), kWith, seeds_of(settings, kWith, usual));
+    add(length, std::nullopt, kWithout, length == lengths.back() ? seeds_of(settings, kWithout, usual) : 0);
+  }
   return runs;
 }
 
@@ -336,11 +312,17 @@ Findings measure(const Study& study) {
   Found found(study.settings.value("confidence", kConfidence));
   const int64_t longest = study.settings.at("context_lengths").back(),
                 sequences = study.settings.at("evaluation").at("sequences");
+  for (const int64_t length : study.settings.at("context_lengths").get<std::vector<int64_t>>())
+    if (length != longest && seeds_at(study.settings, kWithout, length, 0) > 0)
+      found.losses_before.emplace(length, Measurements(found.confidence));
   study.each([&](const Artefact& trained) {
     const Run& run = trained.run;
     const int64_t length = run.training.context_length;
     if (run.label == kWith) measure_length(study, trained, found, findings.records);
-    if (length != longest) return;
+    if (length != longest) {
+      if (run.label == kWithout) add_without(study, trained, found, findings.records, sequences);
+      return;
+    }
     // Of one seed both read the same text in the same order from the same initial weights.
     const Evaluated evaluated = evaluate(study, trained, length, sequences);
     found.losses.add(run, evaluated.value("loss"), losses_of_sequences(evaluated, 0, length));

@@ -1,7 +1,8 @@
 #pragma once
-// Lists of words in a line, for messages and help.
+// Lists of words, and of notes, in a line.
 
 #include <functional>
+#include <initializer_list>
 #include <string>
 
 namespace lethe {
@@ -13,6 +14,16 @@ std::string listed(const Range& range, Projection word_of = {}) {
   for (const auto& element : range) {
     if (!line.empty()) line += ", ";
     line += std::invoke(word_of, element);
+  }
+  return line;
+}
+
+/// "one note; another": those that are not empty.
+inline std::string all_notes(std::initializer_list<std::string> notes) {
+  std::string line;
+  for (const std::string& note : notes) {
+    if (!line.empty() && !note.empty()) line += "; ";
+    line += note;
   }
   return line;
 }

@@ -3,6 +3,7 @@
 #include "experiments/claims/runs.hpp"
 #include "experiments/claims/settings.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 
 namespace lethe {
 namespace {
@@ -13,8 +14,7 @@ std::string undecided_words(const std::string& why, const Comparison& comparison
   if (here == Verdict::kOutOfReach) return why;
   if (here != Verdict::kInconclusive)
     return why + "; here its band has a verdict, and from one machine no number of runs follows that decides it on all";
-  const std::string what = comparison.open.empty() ? comparison.lacks() : comparison.open;
-  return what.empty() ? why : why + "; " + what;
+  return all_notes({why, comparison.open.empty() ? comparison.lacks() : comparison.open});
 }
 
 }  // namespace
@@ -23,7 +23,7 @@ void say_what_settings_say(const nlohmann::json& settings, std::vector<Compariso
   const std::string changed = settings.value("changed_after_a_run", "");
   const auto undecided = settings.value("undecided", nlohmann::json::object());
   for (Comparison& comparison : comparisons) {
-    if (!changed.empty()) comparison.note += (comparison.note.empty() ? "" : "; ") + changed;
+    comparison.note = all_notes({comparison.note, changed});
     if (undecided.contains(comparison.statement))
       comparison.open = undecided_words(undecided.at(comparison.statement).get<std::string>(), comparison);
   }

@@ -8,6 +8,7 @@
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/evaluation/pruned_share.hpp"
+#include "experiments/listed.hpp"
 #include "experiments/papers/adaptive_computation_pruning/runs.hpp"
 #include "experiments/parallel.hpp"
 #include "reference/computation_pruning.hpp"
@@ -83,7 +84,8 @@ Findings measure(const Study& study) {
   Findings findings;
   const double log_tolerance = study.settings.at("log_tolerance");
   const int64_t sequences = study.settings.at("evaluation").at("sequences");
-  std::vector<double> pruned, before;  // of the blocks, as the paper counts, by head of each model; before: its training
+  std::vector<double> pruned,
+      before;  // of the blocks, as the paper counts, by head of each model; before: its training
   double worst = 0;
   study.each([&](const Artefact& model) {
     const int64_t length = model.run.training.context_length;
@@ -126,9 +128,10 @@ Findings measure(const Study& study) {
        .headline = true,
        .expectation = {.high = 0.05},
        .measured = most_global,
-       .note = "a headline before the first run, none after a run that refuted it (0.94 at 0.4M parameters), a "
-               "headline again" +
-               (after_a_run.empty() ? "" : "; " + after_a_run)},
+       .note =
+           all_notes({"a headline before the first run, none after a run that refuted it (0.94 at 0.4M parameters), "
+                      "a headline again",
+                      after_a_run})},
   };
   judge_by_gates(on_gates, gates_opened(study, study.trained, sequences), study.settings);
   findings.comparisons = {{.statement = "No query loses more attention than the tolerance to pruning, in any head",

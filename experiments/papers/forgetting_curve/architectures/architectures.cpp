@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "experiments/claims/curves.hpp"
+#include "experiments/listed.hpp"
 #include "experiments/papers/forgetting_curve/rows.hpp"
 
 namespace lethe::architectures {
@@ -51,8 +52,7 @@ Findings measure(const Study& study) {
     comparisons.push_back(stated(std::move(comparison), source, headline));
   };
   const auto late = [&](Comparison comparison, const std::string& source, bool headline) {
-    const std::string note = study.settings.value("recurrent_rows_after_a_run", "");
-    if (!note.empty()) comparison.note = note + (comparison.note.empty() ? "" : "; " + comparison.note);
+    comparison.note = all_notes({study.settings.value("recurrent_rows_after_a_run", ""), comparison.note});
     state(std::move(comparison), source, headline);
   };
   const std::string at_half = " at half of the training length", beyond = " at the training length";

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/claims/curves.hpp"
 #include "experiments/evaluation/significance.hpp"
 #include "experiments/json_file.hpp"
-#include "experiments/claims/curves.hpp"
+#include "experiments/listed.hpp"
 #include "experiments/papers/forgetting_curve/rows.hpp"
 
 namespace lethe::prefix_sources {
@@ -136,8 +137,7 @@ Findings measure(const Study& study) {
       octaves("test"),
   };
   for (Comparison& comparison : curves.findings.comparisons)
-    if (comparison.note.empty())
-      comparison.note = first_run + (first_run.empty() || control.empty() ? "" : "; ") + control;
+    if (comparison.note.empty()) comparison.note = all_notes({first_run, control});
   return curves.findings;
 }
 

@@ -8,6 +8,7 @@
 
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/seeds.hpp"
+#include "experiments/listed.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe::learning_rates {
@@ -77,8 +78,7 @@ Findings measure(const Study& study) {
         comparison.out_of_reach = "this scale does not train " + name;
       }
   };
-  const std::string changed = study.settings.value("best_after_a_run", ""),
-                    after_a_run = changed.empty() ? "" : "; " + changed;
+  const std::string after_a_run = study.settings.value("best_after_a_run", "");
   const auto positive = Expectation::positive();
   const auto best = [&](const std::string& row) { return best_of(names_of(row, study.settings), losses); };
   for (const char* architecture : {"LLaMA", "Pro"}) {
@@ -86,7 +86,7 @@ Findings measure(const Study& study) {
                       transformer = std::string("Transformer (") + architecture + ")";
     Comparison comparison = losses.compare(fox + " is better than " + transformer + ", each at the best of its rates",
                                            {{best(transformer), 1}, {best(fox), -1}}, positive);
-    comparison.note = best(transformer) + " against " + best(fox) + after_a_run;
+    comparison.note = all_notes({best(transformer) + " against " + best(fox), after_a_run});
     if (study.settings.at("learning_rates").empty()) comparison.out_of_reach = "this scale trains at one rate";
     for (const std::string& row : {transformer, fox}) leave_open(comparison, row);
     add(comparison, "FoX Table 3, whose rows have one rate", true);
@@ -98,8 +98,8 @@ Findings measure(const Study& study) {
     Comparison comparison = losses.compare("Of the rates tried, the ablations' is the best for " + row,
                                            {{best_of(others, losses), 1}, {row, -1}}, positive);
     for (const std::string& name : others)
-      if (losses.has(name)) comparison.note += (comparison.note.empty() ? "tried: " : "; ") + name;
-    if (!comparison.note.empty()) comparison.note += after_a_run;
+      if (losses.has(name)) comparison.note = all_notes({comparison.note, name});
+    if (!comparison.note.empty()) comparison.note = all_notes({"tried: " + comparison.note, after_a_run});
     add(comparison, "control, ours", false);
   }
   return findings;

@@ -10,6 +10,7 @@
 #include "experiments/claims/measures.hpp"
 #include "experiments/claims/seeds.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/listed.hpp"
 #include "experiments/papers/forgetting_transformer/rows.hpp"
 
 namespace lethe::training_context {
@@ -132,8 +133,7 @@ std::vector<Comparison> statements(const Losses& losses, const nlohmann::json& s
                                      const std::function<Terms(const std::string& row)>& terms,
                                      const std::string& fox) {
     Comparison comparison = with_control(of, statement, blind, terms, fox);
-    const std::string changed = settings.value("control_after_a_run", "");
-    if (!changed.empty()) comparison.note += (comparison.note.empty() ? "" : "; ") + changed;
+    comparison.note = all_notes({comparison.note, settings.value("control_after_a_run", "")});
     return comparison;
   };
   for (const char* architecture : {"LLaMA", "Pro"}) {

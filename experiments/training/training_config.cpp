@@ -159,6 +159,7 @@ std::string identity(const Run& run, const std::string& data_hash) {
     if (mixer.contains("write_gate") && !mixer.at("write_gate").get<bool>()) mixer.erase("write_gate");
     if (mixer.contains("sigmoid") && mixer.at("sigmoid").get<bool>()) mixer.erase("sigmoid");
     if (mixer.contains("forget_bias") && mixer.at("forget_bias") == 0) mixer.erase("forget_bias");
+    if (mixer.at("name") == "deltanet" && !mixer.at("sum_norm").get<bool>()) mixer.erase("sum_norm");
   };
   nlohmann::json& mixers = parts["model"]["mixer"];
   if (mixers.is_array())

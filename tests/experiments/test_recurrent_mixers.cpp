@@ -38,8 +38,8 @@ double softplus(double u) { return std::log(1 + std::exp(u)); }
 
 Real product(const Layer& layer, const std::string& name, const Real& x) { return x * layer.weight(name).transpose(); }
 
-// silu of the sum of a column's last four tokens times its weights, the newest with the last one.
-Real convolved(const Layer& layer, const std::string& name, const Real& u) {
+// The sum of a column's last four tokens times its weights, the newest with the last one, and its SiLU.
+Real sums_of_four(const Layer& layer, const std::string& name, const Real& u) {
   const Real weight = layer.weight(name + ".weight");
   Real values(u.rows(), u.cols());
   for (Index t = 0; t < u.rows(); ++t)
@@ -47,9 +47,12 @@ Real convolved(const Layer& layer, const std::string& name, const Real& u) {
       double sum = layer.has(name + ".bias") ? layer.weight(name + ".bias")(0, c) : 0;
       for (Index i = 0; i < 4; ++i)
         if (t - i >= 0) sum += weight(c, 3 - i) * u(t - i, c);
-      values(t, c) = silu(sum);
+      values(t, c) = sum;
     }
   return values;
+}
+Real convolved(const Layer& layer, const std::string& name, const Real& u) {
+  return sums_of_four(layer, name, u).unaryExpr(&silu);
 }
 
 // Columns of head h, `each` a head.
@@ -58,6 +61,15 @@ Real head(const Real& all, Index h, Index each) { return all.middleCols(h * each
 // Each row over its length, with ε = 1e-6 below the root.
 Real directions(Real rows) {
   for (Index t = 0; t < rows.rows(); ++t) rows.row(t) /= std::sqrt(rows.row(t).squaredNorm() + 1e-6);
+  return rows;
+}
+
+// ELU + 1 of each row over its sum and 1e-6.
+Real shares(Real rows) {
+  for (Index t = 0; t < rows.rows(); ++t) {
+    for (Index c = 0; c < rows.cols(); ++c) rows(t, c) = rows(t, c) > 0 ? rows(t, c) + 1 : std::exp(rows(t, c));
+    rows.row(t) /= rows.row(t).sum() + 1e-6;
+  }
   return rows;
 }
 
@@ -136,8 +148,11 @@ Real hgrn2(const Layer& layer, const Real& x) {
 }
 
 Real deltanet(const Layer& layer, const Real& x) {
-  const Real q = convolved(layer, "q_conv1d", product(layer, "q_proj.weight", x));
-  const Real k = convolved(layer, "k_conv1d", product(layer, "k_proj.weight", x));
+  const bool sums = layer.options.at("sum_norm");
+  const auto vectors = sums ? &sums_of_four : &convolved;
+  const auto normed_rows = sums ? &shares : &directions;
+  const Real q = vectors(layer, "q_conv1d", product(layer, "q_proj.weight", x));
+  const Real k = vectors(layer, "k_conv1d", product(layer, "k_proj.weight", x));
   const Real v = convolved(layer, "v_conv1d", product(layer, "v_proj.weight", x));
   const Real beta = product(layer, "b_proj.weight", x).unaryExpr(&sigma);
   const Index heads = layer.model.heads, rows = k.cols() / heads;
@@ -146,7 +161,7 @@ Real deltanet(const Layer& layer, const Real& x) {
   std::vector<Real> values;
   for (Index h = 0; h < heads; ++h) {
     const Real gate = forgets ? gate_of(layer, steps, h) : Real(Real::Ones(x.rows(), 1)), strength = beta.col(h);
-    values.push_back(read(directions(head(q, h, rows)), directions(head(k, h, rows)), head(v, h, v.cols() / heads),
+    values.push_back(read(normed_rows(head(q, h, rows)), normed_rows(head(k, h, rows)), head(v, h, v.cols() / heads),
                           gate, std::pow(static_cast<double>(rows), -0.5), &strength));
   }
   return output(layer, x, values);
@@ -205,6 +220,8 @@ std::vector<RecurrentCase> recurrent_cases() {
   add("deltanet", "{}", deltanet);
   add("deltanet", R"({"key_expansion": 0.75, "value_expansion": 1.5, "forget_gate": true, "output_gate": true})",
       deltanet);
+  add("deltanet", R"({"sum_norm": true})", deltanet);
+  add("deltanet", R"({"sum_norm": true, "key_expansion": 0.75, "forget_gate": true})", deltanet);
   add("gla", "{}", gla);
   add("gla", R"({"key_expansion": 1, "value_expansion": 0.5, "gate_rank": 3, "gate_divisor": 2})", gla);
   add("retnet", R"({"rope": true, "rope_base": 100})", retnet);

@@ -5,6 +5,7 @@
 
 #include "experiments/models/layers.hpp"
 #include "experiments/models/mixers/parts/expansion.hpp"
+#include "experiments/models/mixers/parts/features.hpp"
 #include "experiments/models/mixers/parts/recurrent_end.hpp"
 #include "experiments/models/mixers/parts/short_convolution.hpp"
 #include "experiments/models/mixers/parts/state.hpp"
@@ -30,6 +31,12 @@ void draw_rates(Tensor& value, const torch::Generator& generator) {
   value.copy_(torch::empty(value.sizes(), torch::kFloat64).uniform_(0, 16, generator).clamp_min(1e-4).log());
 }
 
+// φ(u) of each head over its sum, in the dtype of u [B,T,H·K].
+Tensor unit_sums(const Tensor& u, int64_t heads) {
+  constexpr double kEpsilon = 1e-6;  // as of lengths
+  return sum_normalized(elu_plus_one(u.unflatten(-1, {heads, -1})), kEpsilon).to(u.scalar_type());
+}
+
 MixerLayer make_deltanet(const ModelConfig& model, const DeltaNetConfig& own, const Weights& weights) {
   const int64_t width = model.width, heads = model.heads;
   const auto [keys, values] = columns_of(model, own);
@@ -38,8 +45,8 @@ MixerLayer make_deltanet(const ModelConfig& model, const DeltaNetConfig& own, co
   };
   const Tensor query = projection("q_proj.weight", keys), key = projection("k_proj.weight", keys);
   const Tensor value = projection("v_proj.weight", values), write = projection("b_proj.weight", heads);
-  const ShortConvolution of_query(weights, "q_conv1d", keys, false), of_key(weights, "k_conv1d", keys, false),
-      of_value(weights, "v_conv1d", values, false);
+  const ShortConvolution of_query(weights, "q_conv1d", keys, false, !own.sum_norm),
+      of_key(weights, "k_conv1d", keys, false, !own.sum_norm), of_value(weights, "v_conv1d", values, false);
   const Tensor forget = own.forget_gate ? projection("a_proj.weight", heads) : Tensor();
   const auto time_step =
       own.forget_gate ? std::optional<TimeStep>(std::in_place, weights, heads, draw_rates) : std::nullopt;
@@ -55,7 +62,9 @@ MixerLayer make_deltanet(const ModelConfig& model, const DeltaNetConfig& own, co
       return convolution(product[i], rotations.packed, past ? &past->kept[i] : nullptr);
     };
     StateInputs in;
-    std::tie(in.query, in.key) = unit_lengths(convolved(of_query, 0), convolved(of_key, 1), heads);
+    const Tensor query_sums = convolved(of_query, 0), key_sums = convolved(of_key, 1);
+    std::tie(in.query, in.key) = own.sum_norm ? std::pair(unit_sums(query_sums, heads), unit_sums(key_sums, heads))
+                                              : unit_lengths(query_sums, key_sums, heads);
     in.value = convolved(of_value, 2).unflatten(-1, {heads, -1});
     in.beta = torch::sigmoid(product[4].to(wide));  // [B,T,H]
     if (time_step) in.log_key_gate = time_step->of(product[5]).log_gate;
@@ -80,7 +89,8 @@ int64_t deltanet_bytes(const ModelConfig& model, const DeltaNetConfig& own) {
   const auto [keys, values] = columns_of(model, own);
   // Of queries and keys the product, the convolution and its direction; of values the first two, o and its norm; the gate and its product.
   const int64_t columns = 6 * keys + values * (4 + 2 * own.output_gate) + model.heads * (1 + own.forget_gate);
-  return columns * model.compute_bytes() + 4 * model.heads * (1 + 2 * own.forget_gate);
+  // With the sum norm also, in float32, what convolutions give, both sides of φ, and φ.
+  return columns * model.compute_bytes() + 4 * (model.heads * (1 + 2 * own.forget_gate) + 8 * keys * own.sum_norm);
 }
 
 std::vector<Architecture> deltanet_architectures() {

@@ -37,6 +37,8 @@ TEST_F(Identity, HasTheOptionsOfTheModelsMixer) {
   EXPECT_TRUE(changes_name("decay", {{"write_gate", true}}));
   EXPECT_TRUE(changes_name("decay", {{"sigmoid", false}}));
   EXPECT_FALSE(changes_name("decay", {{"write_gate", false}, {"sigmoid", true}})) << "models keep their names";
+  EXPECT_TRUE(changes_name("deltanet", {{"sum_norm", true}}));
+  EXPECT_TRUE(changes_name("delta", {{"sum_norm", false}}));
   EXPECT_TRUE(changes_name("gated_delta", {{"state_size", 8}}));
   EXPECT_FALSE(changes_name("gated_delta", {{"state_size", 16}})) << "the default";
 }

@@ -22,6 +22,11 @@ Tensor elu_plus_one(const Tensor& u) {
   return wide.relu() + wide.clamp_max(0).exp();  // one term is constant on either side of zero
 }
 
+Tensor sum_normalized(const Tensor& features, double epsilon) {
+  const Tensor wide = widened(features);
+  return wide / (wide.sum(-1, true) + epsilon);
+}
+
 Tensor dpfp(const Tensor& u, int64_t nu) {
   const Tensor wide = widened(u), r = torch::cat({wide, -wide}, -1).relu();
   std::vector<Tensor> products;

@@ -36,6 +36,13 @@ struct EnumNames<FeatureMap> {
 /// returns  [..., D], float32 or wider
 torch::Tensor elu_plus_one(const torch::Tensor& u);
 
+/// φ / (Σ_i φ_i + ε): the sum norm of features that are positive.
+///
+/// source   Schlag et al. 2021; T2FW, Section 4
+/// reads    features [..., D]; epsilon ≥ 0
+/// returns  [..., D], float32 or wider
+torch::Tensor sum_normalized(const torch::Tensor& features, double epsilon);
+
 /// DPFP-ν: with r = ReLU([u, −u]) of 2D entries, φ(u) holds r_i r_{i+n} for all i (cyclic) and n = 1 … ν.
 ///
 /// source   Schlag et al. 2021, Section 5.3

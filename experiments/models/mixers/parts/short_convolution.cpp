@@ -8,7 +8,9 @@ namespace lethe {
 
 using torch::Tensor;
 
-ShortConvolution::ShortConvolution(const Weights& weights, const std::string& name, int64_t channels, bool has_bias) {
+ShortConvolution::ShortConvolution(const Weights& weights, const std::string& name, int64_t channels, bool has_bias,
+                                   bool silu)
+    : silu(silu) {
   const Initial initial = uniform(1 / std::sqrt(static_cast<double>(kWidth)));
   weight = weights.parameter(name + ".weight", {channels, kWidth}, initial);
   if (has_bias) bias = weights.parameter(name + ".bias", {channels}, initial);
@@ -19,7 +21,7 @@ Tensor ShortConvolution::operator()(const Tensor& u, const std::optional<Packed>
   const auto offset = bias.defined() ? std::optional(bias.to(wide)) : std::nullopt;
   if (packed) {
     const Tensor spaced = packed->spaced(u, kWidth - 1);
-    return packed->unspaced(short_convolution(spaced, weight.to(wide), offset, std::nullopt, true), kWidth - 1);
+    return packed->unspaced(short_convolution(spaced, weight.to(wide), offset, std::nullopt, silu), kWidth - 1);
   }
   const auto state = before && before->defined() ? std::optional(*before) : std::nullopt;
   if (before) {
@@ -27,7 +29,7 @@ Tensor ShortConvolution::operator()(const Tensor& u, const std::optional<Packed>
     const Tensor all = torch::cat({state.value_or(none), u}, 1);
     *before = all.narrow(1, u.size(1), kWidth - 1);
   }
-  return short_convolution(u, weight.to(wide), offset, state, true);
+  return short_convolution(u, weight.to(wide), offset, state, silu);
 }
 
 }  // namespace lethe

@@ -11,14 +11,14 @@
 
 namespace lethe {
 
-/// silu(Σ_i w_i u_{t−W+1+i} + b) of every channel, over W = kWidth tokens.
+/// Σ_i w_i u_{t−W+1+i} + b of every channel, over W = kWidth tokens, and SiLU of it where wanted.
 ///
 /// source   optimized/torch/layers.hpp, short_convolution
 struct ShortConvolution {
   static constexpr int64_t kWidth = 4;
 
   /// Registers NAME.weight [channels,W], and NAME.bias [channels] where wanted, both U(−W^(−1/2), W^(−1/2)).
-  ShortConvolution(const Weights& weights, const std::string& name, int64_t channels, bool has_bias);
+  ShortConvolution(const Weights& weights, const std::string& name, int64_t channels, bool has_bias, bool silu = true);
 
   /// reads    u [B,T,channels]; packed: where given, u's sequences, none of which sees another; before: where given, the W − 1 tokens before u
   ///          [B,W−1,channels], undefined at the beginning of a text, and of packed sequences
@@ -27,6 +27,7 @@ struct ShortConvolution {
   torch::Tensor operator()(const torch::Tensor& u, const std::optional<Packed>& packed, torch::Tensor* before) const;
 
   torch::Tensor weight, bias;
+  bool silu;
 };
 
 }  // namespace lethe

@@ -59,10 +59,7 @@ StateInputs inputs_of(const StateProjections& projections, const StateRule& rule
   const torch::Dtype state_dtype = rule.attention_norm ? wide : dtype;
   const auto features = [&](const Tensor& of) {
     Tensor u = projections.features(of, rotations, first);
-    if (rule.sum_norm) {
-      const Tensor wide_u = u.to(wide);
-      u = (wide_u / (wide_u.sum(-1, true) + rule.norm_epsilon)).to(dtype);
-    }
+    if (rule.sum_norm) u = sum_normalized(u, rule.norm_epsilon).to(dtype);
     return u.to(state_dtype);
   };
   StateInputs in;

@@ -24,7 +24,7 @@ from report.files import BadResult, folder, read_json
 from report.items import all_folders, faults_of_items
 from report.matrix_state import matrix_state_data, matrix_state_page
 from report.portable import portable_data, portable_page
-from report.results import COLUMNS, POINT_COLUMNS, fault, machine_folders, read_table, sound_claims
+from report.results import COLUMNS, POINT_COLUMNS, fault, machine_folders, read_once, read_table, sound_claims
 from report.tables import UnknownTable, claim_page, index, readmes, use, with_tables
 from report.throughput import throughput_data, throughput_page
 from report.training_grid import training_grid_data, training_grid_page
@@ -112,7 +112,8 @@ def main():
     parser.add_argument("--root", type=folder, default=ROOT, help="the checkout (default: the one that holds this script)")
     parser.add_argument("--results", type=folder, help="the folder of results (default: results in the checkout)")
     arguments = parser.parse_args()
-    found = list(faults(arguments.root, arguments.results or arguments.root / "results"))
+    with read_once():
+        found = list(faults(arguments.root, arguments.results or arguments.root / "results"))
     for fault in found:
         print(fault)
     sys.exit(1 if found else 0)

@@ -230,12 +230,12 @@ class Faults(list):
         return True
 
 
-_kept = None  # by root, folder and use: what sound_claims has found within read_once
+_kept = None  # within read_once: by root, folder and use what sound_claims has found; by root and file the claim, or why there is none
 
 
 @contextmanager
 def read_once():
-    """Within this block each folder is read once: for programs that change no result between two readings."""
+    """Within this block each file is read once: for programs that change no result between two readings."""
     global _kept
     _kept = {}
     try:
@@ -257,11 +257,26 @@ def sound_claims(root, folder, use=lambda claim: None):
     return _kept[key]
 
 
+def load_once(root, path):
+    """load_claim(), which within read_once reads a file once."""
+    if _kept is None:
+        return load_claim(root, path)
+    key = (root, path.resolve())
+    if key not in _kept:
+        try:
+            _kept[key] = load_claim(root, path)
+        except Exception as error:  # noqa: BLE001 (raised again at each reading)
+            _kept[key] = error
+    if isinstance(_kept[key], Exception):
+        raise _kept[key]
+    return _kept[key]
+
+
 def claims_and_faults(root, folder, use):
     claims, faults = [], []
     for path in sorted(folder.glob("*.json")):
         try:
-            claim = load_claim(root, path)
+            claim = load_once(root, path)
             if claim:
                 use(claim)
                 claims.append((float(claim.about["order"]), claim.name, claim))

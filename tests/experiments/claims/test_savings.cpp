@@ -106,6 +106,20 @@ TEST_F(Savings, JudgeEachStepByTheGatesOfItsOwnContext) {
   EXPECT_EQ(opened.verdict(), Verdict::kReproduced);
 }
 
+TEST_F(Savings, NameTheModelWhoseTimesTheyAre) {
+  std::map<int64_t, std::string> first;  // the models of seed 0, by context
+  for (const Artefact& model : study.trained)
+    if (model.run.label == "FoX (Pro) with ACP" && model.run.training.seed == 0)
+      first[model.run.training.context_length] = model.folder.filename();
+  int times = 0;
+  for (const Record& record : experiment.measure(study).records)
+    if (record.metric.ends_with("_time")) {
+      EXPECT_EQ(record.artefact, first.at(record.length)) << record.variant;
+      ++times;
+    }
+  EXPECT_EQ(times, 8) << "of the operator and the step, with and without pruning, at two contexts";
+}
+
 TEST_F(Savings, StateTheStretchOfPositionsThatDiffersMost) {
   EXPECT_NEAR(of_positions({0.5, 0, 0, 0}).measured, 0.5, 1e-9);
   EXPECT_NEAR(of_positions({0.1, 0.4, 0.2, 0}).measured, 0.4, 1e-9);

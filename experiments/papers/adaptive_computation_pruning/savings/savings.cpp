@@ -237,6 +237,7 @@ void measure_length(const Study& study, const Artefact& trained, Found& found, s
                        const char* unit, const std::vector<double>& values, double value) {
     Record record = record_of(study.experiment, run, 1, length, metric, unit, value);
     record.variant = variant;
+    record.artefact = trained.folder.filename();  // times without pruning are of this model, too
     record.implementation = implementation;
     record.stddev = values.size() < 2 ? 0 : deviation(values);
     record.samples = static_cast<int64_t>(values.size());

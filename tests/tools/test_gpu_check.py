@@ -35,8 +35,11 @@ class Steps(ShellPrograms):
         self.script("bin/python3", 'case "$1" in -c) echo nowhere ;; *) echo "python ran $(basename "$1") $*" ;; esac')
         self.script("bin/compute-sanitizer", 'echo "checked $2 $7, part $GTEST_SHARD_INDEX of $GTEST_TOTAL_SHARDS"')
 
+    also = {}  # of the environment
+
     def environment(self):
-        return os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "OUT": f"{self.folder}/out", "LETHE_COMMIT": "abc"}
+        own = {name: value for name, value in os.environ.items() if name != "LETHE_RWKV_FILES"}
+        return own | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "OUT": f"{self.folder}/out", "LETHE_COMMIT": "abc"} | self.also
 
     def check(self, *arguments):
         """Exit status, lines of the summary, standard error."""
@@ -45,6 +48,13 @@ class Steps(ShellPrograms):
 
     def log(self, name):
         return (self.folder / "out" / name).read_text()
+
+    def test_trained_models_of_others_are_run_where_their_folder_is_named(self):
+        self.assertFalse([line for line in self.check()[1] if "gpu.rwkv" in line])
+        self.also = {"LETHE_RWKV_FILES": "/models"}
+        _, summary, _ = self.check()
+        self.assertEqual(len([line for line in summary if "gpu.rwkv" in line]), 1)
+        self.assertRegex(self.log("check.log"), r"test_rwkv\.py .*test_rwkv\.py .*liblethe_torch\.so --device cuda")
 
     def test_each_test_has_a_summary_line_and_output_in_its_labels_log(self):
         status, summary, complaint = self.check()

@@ -16,7 +16,7 @@ sys.path[:0] = [str(SOURCE / "tools"), str(SOURCE / "examples")]
 import fox  # noqa: E402
 from compare_training import mlp_width  # noqa: E402
 from official_fox import NEEDS, Missing  # noqa: E402
-from parity import ARCHITECTURES, AT_MOST, faults, is_apart, largest_difference, page, peer_commit, shapes, unlike  # noqa: E402
+from parity import ARCHITECTURES, AT_MOST, SCALES, faults, is_apart, judged_courses, largest_difference, page, peer_commit, shapes, unlike  # noqa: E402
 
 RESULTS = sorted(SOURCE.glob("results/*/official_parity.json"))
 PEER = SOURCE / ".peers/forgetting-transformer"
@@ -40,6 +40,19 @@ class Judgement(unittest.TestCase):
         self.assertEqual(largest_difference([1.0, 3.0, 5.0], [3.0, 1.0, 5.5], 1), 2.0)
         self.assertEqual(largest_difference([None, 3.0, 5.0], [3.0, 1.0, 5.5], 1), 2.0)
         self.assertTrue(math.isnan(largest_difference([1.0, math.nan], [1.0, 1.0], 2)))
+
+
+    def test_courses_may_be_twice_as_far_apart_as_theirs_from_itself(self):
+        scale = SCALES["cpu"]  # windows of one step, 1e-4 nats
+        judged = lambda ours, again: judged_courses({"ours": [1.0, ours], "theirs": [1.0, 2.0], "again": [1.0, again]}, scale)
+        self.assertFalse(judged(2.00009, 2.0)["apart"])
+        self.assertTrue(judged(2.00011, 2.0)["apart"])
+        self.assertFalse(judged(2.0019, 1.999)["apart"])
+        self.assertTrue(judged(2.0021, 1.999)["apart"])
+        self.assertAlmostEqual(judged(2.0, 1.999)["itself"], 1e-3)
+        self.assertEqual(list(judged(2.0, 1.999)["at_most"]), ["ours"])
+        self.assertTrue(judged(2.0, math.nan)["apart"])
+        self.assertTrue(judged(math.nan, 2.0)["apart"])
 
 
 class Result(unittest.TestCase):

@@ -48,6 +48,10 @@ def page(result):
     for name, title in (("ours", ""), ("lethe", " of `lethe`")):
         if all(name in one["training"]["at_most"] for one in found):
             row(f"{means}{title} at most apart", lambda one, name=name: f"{one['training']['at_most'][name]:.1e}")
+    has_itself = all("itself" in one["training"] for one in found)  # results of earlier versions have none
+    if has_itself:
+        row(f"{means}, official from itself, sequences of a batch in reverse order", lambda one: f"{one['training']['itself']:.1e}")
+    of_itself = f", or {AT_MOST:g} times as far as the official code's from itself" if has_itself else ""
     lines = [f"# Parity with the official code, on {'the CPU' if on_cpu else 'one GPU'}", "",
              f"`{result['command_line']}` at commit {commit_words(result['commit'], result['dirty'])}, {result['date'][:10]}, "
              f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at "
@@ -58,7 +62,7 @@ def page(result):
              f"{scale['sequences']} × {scale['length']} tokens, {narrow}.", "",
              f"| | {' | '.join(ARCHITECTURES.values())} |", "|---|" + "---|" * len(ARCHITECTURES), *rows, "",
              f"A gradient's distance is relative; of all parameters the farthest. Beyond rounding is farther from {exact} than {AT_MOST:g} times our "
-             f"distance and {scale['floor']:g}, and a course more than {scale['courses']:g} nats from ours."]
+             f"distance and {scale['floor']:g}, and a course more than {scale['courses']:g} nats from ours{of_itself}."]
     if result["replaced"]:
         lines += ["", "The official kernels ran in Triton's interpreter. Other than on a GPU:", "", *(f"* {line}" for line in result["replaced"])]
     return "\n".join(lines) + "\n"

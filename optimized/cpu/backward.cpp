@@ -49,6 +49,7 @@ struct Backward {
   bool finite;                                       // all inputs are
   const std::vector<Scalar>&delta, &log_normalizer;  // [B, Hq, Tq], see row_statistics
   std::vector<double>&row_sum, &column_sum;          // [B, Hq, Tq], [B, Hq, Tk]: sums of dS
+  bool sums_alone = false;                           // these, and no gradients
 
   // The part of a segment of keys that a tile of queries visits.
   struct Block {
@@ -98,6 +99,7 @@ struct Backward {
     const int64_t stride = b.stride();
     const Scalar *weights = scratch.weights.data(), *gradients = scratch.gradients.data();
     recompute(b, scratch);
+    if (sums_alone) return;
     for_each_seen_part_by_columns(b.rows, b.columns, diagonal(b), [&](int64_t i, int64_t m, int64_t j, int64_t n) {
       add_seen_product(Transpose::kYes, n, sizes.value_dim, m, Scalar(1), weights + i * stride + j, stride,
                        grad_values.at(b.head, b.row + i), grad_values.stride(), finite,
@@ -159,7 +161,7 @@ struct Backward {
 
 // ∂loss/∂log f_l = Σ_{i ≥ l} ∂loss/∂c_i with ∂loss/∂c_t = (sum of dS over row t) − (sum over column t). The row sums are zero in exact
 // arithmetic but not in this one, where they cancel the columns' rounding; both come from the same dS, and are added in float64.
-// No pair reaches across the first visited position or across a cut: the sum there is zero, and is set to zero.
+// No pair reaches across the first visited position or across a cut: the sum there is zero, and is set to zero. All sums are finite.
 template <typename Scalar>
 at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std::vector<double>& row_sum,
                          const std::vector<double>& column_sum, const at::Tensor& log_forget) {
@@ -172,27 +174,52 @@ at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std
       const HeadGates gates = prefix.head(head);
       auto strong = gates.strong.rbegin();
       double sum = 0.0;
-      bool finite = true;
       for (int64_t t = sizes.key_length - 1; t > gates.begin; --t) {
         sum -= column_sum[keys + t];
         if (t >= sizes.offset()) sum += row_sum[queries + t];
         if (strong != gates.strong.rend() && strong->position == t && std::isinf((strong++)->log_forget)) sum = 0.0;
         of_head[t * sizes.query_heads] = static_cast<Scalar>(sum);
-        finite = finite && std::isfinite(sum);
-      }
-      if (finite) continue;
-      // NaN or ∞ of a row also reached the gates before its first visited block. The sum from the front is minus this one, without that row.
-      auto next = gates.strong.begin();
-      sum = 0.0;
-      for (int64_t t = gates.begin; t < sizes.key_length; ++t) {
-        if (next != gates.strong.end() && next->position == t && std::isinf((next++)->log_forget)) sum = 0.0;
-        Scalar& found = of_head[t * sizes.query_heads];
-        if (!std::isfinite(found) && std::isfinite(sum)) found = static_cast<Scalar>(-sum);
-        sum -= column_sum[keys + t];
-        if (t >= sizes.offset()) sum += row_sum[queries + t];
       }
     }
   });
+  return gradient;
+}
+
+// Sets the gradients of the gates between each of `rows`, as [B, Hq, Tq], and the first key that it sees to NaN.
+template <typename Scalar>
+void spoil(const Sizes& sizes, const GatePrefix& prefix, const int32_t* boundary, const std::vector<int64_t>& rows,
+           at::Tensor& gradient) {
+  for (const int64_t index : rows) {
+    const int64_t head = index / sizes.query_length, row = index % sizes.query_length, position = sizes.offset() + row;
+    const HeadGates gates = prefix.head(head);
+    int64_t first =
+        std::max<int64_t>(boundary[head * sizes.tiles() + row / kQueryRows] * kKeyBlock, sizes.first_seen(position));
+    for (int64_t n = gates.strong_up_to(position); n > 0; --n)
+      if (std::isinf(gates.strong[n - 1].log_forget)) {
+        first = std::max(first, gates.strong[n - 1].position);
+        break;  // the last cut
+      }
+    Scalar* of_head = gradient.mutable_data_ptr<Scalar>() +
+                      head / sizes.query_heads * sizes.key_length * sizes.query_heads + head % sizes.query_heads;
+    for (int64_t t = first + 1; t <= position; ++t)
+      of_head[t * sizes.query_heads] = std::numeric_limits<Scalar>::quiet_NaN();
+  }
+}
+
+// The gates' gradient where dS of some rows is not finite, which would reach every sum: of all others, and NaN where such a row sees across a gate.
+template <typename Scalar>
+at::Tensor gate_gradient_beside(const std::vector<int64_t>& rows, const Backward<Scalar>& first,
+                                const at::Tensor& log_forget) {
+  std::vector<Scalar> log_normalizer = first.log_normalizer;
+  for (const int64_t row : rows) log_normalizer[row] = kNothingSeen<Scalar>;
+  std::vector<double> row_sum(first.row_sum.size()), column_sum(first.column_sum.size());
+  const Backward<Scalar> others{
+      first.sizes,    first.grad_values, first.query,  first.key,      first.value, first.grad_query,
+      first.grad_key, first.grad_value,  first.prefix, first.boundary, first.scale, first.finite,
+      first.delta,    log_normalizer,    row_sum,      column_sum,     true};
+  others.run();
+  at::Tensor gradient = gate_gradient<Scalar>(first.sizes, first.prefix, row_sum, column_sum, log_forget);
+  spoil<Scalar>(first.sizes, first.prefix, first.boundary, rows, gradient);
   return gradient;
 }
 
@@ -295,8 +322,12 @@ AttentionGradients run_backward(const at::Tensor& grad_values, const AttentionIn
                               row_sum,
                               column_sum};
   work.run();
+  std::vector<int64_t> not_finite;  // rows
+  for (size_t row = 0; row < row_sum.size(); ++row)
+    if (!std::isfinite(row_sum[row])) not_finite.push_back(static_cast<int64_t>(row));
   return {gradient_of(query, d_q, 0), gradient_of(key, d_k, first), gradient_of(value, d_v, first),
-          gate_gradient<Scalar>(sizes, prefix, row_sum, column_sum, log_forget)};
+          not_finite.empty() ? gate_gradient<Scalar>(sizes, prefix, row_sum, column_sum, log_forget)
+                             : gate_gradient_beside(not_finite, work, log_forget)};
 }
 
 }  // namespace

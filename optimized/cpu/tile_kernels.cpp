@@ -140,18 +140,29 @@ void add_columns(int64_t rows, int64_t columns, const Scalar* matrix, int64_t st
   }
 }
 
+// The sum of a row from `begin` to `end`, whole vectors, in float64: of the very numbers that add_columns() sums, so that a large one cancels.
+template <typename Scalar>
+inline __attribute__((always_inline)) double sum_of_row(const Scalar* row, int64_t begin, int64_t end) {
+  using V = Vectors<Scalar>;
+  constexpr int64_t kStep = kLanes<Scalar> / 2;
+  typename V::HalfWide sum{};
+  for (int64_t j = begin; j < end; j += kStep)
+    sum += __builtin_convertvector(*reinterpret_cast<const typename V::HalfInMemory*>(row + j), typename V::HalfWide);
+  double total = 0;
+  for (int64_t lane = 0; lane < kStep; ++lane) total += sum[lane];
+  return total;
+}
+
 template <typename Scalar>
 void gradient(const GradientTile<Scalar>& tile) {
   constexpr int64_t kStep = kLanes<Scalar>;
   const Scalar scale = tile.scale;
   const Scalar* const column_bias = tile.column_bias;
-  const auto plus = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
   for (int64_t i = 0; i < tile.rows; ++i) {
     Scalar *weights = tile.weights + i * tile.stride, *gradients = tile.gradients + i * tile.stride;
     const bool sees = tile.begin[i] < tile.end[i];
     const int64_t begin = sees ? tile.begin[i] : 0, end = sees ? tile.end[i] : 0, first = begin / kStep * kStep;
     const Scalar row_bias = tile.row_bias[i], log_normalizer = tile.log_normalizer[i], delta = tile.delta[i];
-    Vector<Scalar> sums{};
     int64_t j = first;
     for (; j < end; j += kStep) {
       const Vector<Scalar> logits = scale * load(weights + j) + (row_bias + load(column_bias + j));
@@ -161,9 +172,8 @@ void gradient(const GradientTile<Scalar>& tile) {
           visible<Scalar>(weight * (load(gradients + j) - delta), j, begin, end, Scalar(0));
       store(weights + j, weight);
       store(gradients + j, derivative);
-      sums += derivative;
     }
-    tile.row_sum[i] += reduce<Scalar>(sums, plus);
+    tile.row_sum[i] += sum_of_row(gradients, first, j);
     zero(weights, 0, first);
     zero(weights, j, tile.columns);
     zero(gradients, 0, first);

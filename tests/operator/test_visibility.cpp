@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "optimized/torch/forgetting_attention.hpp"
 #include "tests/operator/problem_tensors.hpp"
@@ -31,12 +33,19 @@ Example random_example(int64_t length, Dtype dtype) {
   return {inputs.query, inputs.key, inputs.value, inputs.log_forget, other.query};
 }
 
+struct Options {
+  std::optional<double> log_pruning_tolerance = {};
+  std::optional<int64_t> window = {};
+};
+
 // values, and the gradients of query, key, value and log_forget
-std::vector<at::Tensor> results_of(const Example& call) {
+std::vector<at::Tensor> results_of(const Example& call, const Options& options = {}) {
   std::vector<at::Tensor> inputs;
   for (const at::Tensor& input : {call.query, call.key, call.value, call.log_forget})
     inputs.push_back(input.clone().requires_grad_());
-  const at::Tensor values = forgetting_attention(inputs[0], inputs[1], inputs[2], inputs[3]);
+  const auto bound = options.log_pruning_tolerance ? std::optional(at::full({inputs[3].size(2)}, 1.0)) : std::nullopt;
+  const at::Tensor values = forgetting_attention(inputs[0], inputs[1], inputs[2], inputs[3], std::nullopt,
+                                                 options.log_pruning_tolerance, bound, options.window);
   values.backward(call.values_gradient);
   std::vector<at::Tensor> results = {values.detach()};
   for (const at::Tensor& input : inputs) results.push_back(input.grad());
@@ -107,6 +116,48 @@ TEST(Visibility, KeepsANonFiniteRowsGradientFromWhatItDoesNotSee) {
         EXPECT_FALSE(any_finite(actual[of_keys].slice(1, kEarlierCut, kPosition + 1))) << "result " << of_keys;
     }
   }
+}
+
+TEST(Visibility, KeepsSeveralNonFiniteRowsFromGatesThatNoneOfThemSeesAcross) {
+  constexpr int64_t kLength = 900, kRows[] = {250, 500, 503, 800};
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16}) {
+    for (const bool prunes : {false, true}) {
+      SCOPED_TRACE(dtype_name(dtype) + (prunes ? ", pruned" : ", window of 5"));
+      Example clean = random_example(kLength, dtype);
+      if (prunes) clean.log_forget = at::full_like(clean.log_forget, -0.5);
+      const Options options{prunes ? std::optional(-10.0) : std::nullopt,
+                            prunes ? std::nullopt : std::optional<int64_t>(5)};
+      Example call = clean;
+      clean.values_gradient = clean.values_gradient.clone();
+      call.values_gradient = call.values_gradient.clone();
+      for (const int64_t row : kRows) {
+        clean.values_gradient.select(1, row).zero_();
+        call.values_gradient.select(1, row).fill_(row == 500 ? kInfinite : double{NAN});
+      }
+      const std::vector<at::Tensor> expected = results_of(clean, options), actual = results_of(call, options);
+      const at::Tensor finite = actual[4].isfinite(), of_all = finite.all(2).squeeze(0);
+      EXPECT_TRUE(at::equal(actual[4].masked_select(finite), expected[4].masked_select(finite)));
+      for (int64_t t = 0; t < kLength; ++t) {
+        const auto is_across = [&](int64_t row, int64_t reach) { return t <= row && t > row - reach; };
+        const auto any = [&](int64_t reach) {
+          return std::ranges::any_of(kRows, [&](int64_t row) { return is_across(row, reach); });
+        };
+        if (any(prunes ? 1 : 4)) EXPECT_FALSE(of_all[t].item().toBool()) << t;
+        if (!any(prunes ? 220 : 4)) EXPECT_TRUE(of_all[t].item().toBool()) << t;  // pruned: 30 tokens, in blocks
+      }
+    }
+  }
+}
+
+TEST(Visibility, CancelsALargeRowFromGatesThatItDoesNotSeeAcross) {
+  const Options options{.window = 5};
+  Example call = random_example(200, Dtype::kFloat32);
+  const at::Tensor small = results_of(call, options)[4];
+  call.values_gradient = call.values_gradient.clone();
+  call.values_gradient.select(1, 190).mul_(1e6);
+  const at::Tensor large = results_of(call, options)[4];
+  EXPECT_LT(at::sub(large, small).slice(1, 0, 186).abs().max().item().toDouble(), 1e-6);
+  EXPECT_GT(at::sub(large, small).slice(1, 187, 191).abs().max().item().toDouble(), 1e3);
 }
 
 TEST(Visibility, GivesAWeightTooSmallToStoreNoShareOfAGreatValue) {

@@ -82,7 +82,7 @@ class Attention(nn.Module):
             log_forget = F.logsigmoid(wide(self.fgate_proj(x)))
             tolerance, bound = self.config.log_pruning_tolerance, None
             if tolerance is not None and self.config.pro:  # |q·k|/√D ≤ max|γq| max|γk| √D: ACP, Appendix A
-                largest = self.q_norm.weight.detach().abs().max() * self.k_norm.weight.detach().abs().max()
+                largest = wide(self.q_norm.weight.detach()).abs().max() * wide(self.k_norm.weight.detach()).abs().max()
                 bound = (largest * (q.shape[-1] ** 0.5 * (1 + 4 * torch.finfo(q.dtype).eps))).expand(heads)
             o = torch.ops.lethe.forgetting_attention(q, k, v, log_forget, log_pruning_tolerance=tolerance, logit_bound=bound,
                                                      prune_by_mass=self.config.prune_by_mass)

@@ -39,10 +39,11 @@ namespace lethe {
 /// returns  values [B,Tq,Hq,Dv], dtype of query
 /// throws   c10::Error "name: expected …, found …" for a wrong rank, shape, dtype, device, layout or (on the CPU) value
 /// cost     O(B·Hq·Tq·Tk·(D+Dv)) less the skipped blocks; O(T·block) extra memory, forward and backward
-/// unseen   Keys that a query does not see (after it, before a cut, in a skipped block) have no effect on it. On the CPU that holds bit by bit
-///          where a key or value is NaN or ∞, and for weights that round to 0; a row whose ∂values are all 0 adds 0 to every gradient,
-///          whatever it saw, and NaN or ∞ in a row's query or ∂values reaches only the gradients of the tokens that the row sees. On other
-///          devices NaN or ∞ may reach every row of its block
+/// unseen   Keys that a query does not see (after it, before a cut, in a skipped block) have no effect on it; but with a tolerance and no logit_bound
+///          U is of all queries and keys of a head, later ones and other sequences' too, and so is which blocks are skipped, within ε. On the CPU
+///          that holds bit by bit where a key or value is NaN or ∞, and for weights that round to 0; a row whose ∂values are all 0 adds 0 to
+///          every gradient, whatever it saw, and NaN or ∞ in a row's query or ∂values reaches only the gradients of the tokens that the row
+///          sees. On other devices NaN or ∞ may reach every row of its block
 /// numerics sums in float32 (float64 for float64); the gate's prefix sum in two levels: a float64 base a block, a local offset. A finite gate
 ///          is never taken for a cut, and gates next to a huge one keep their digits; the CUDA kernels take log f < kStrongGate
 ///          (optimized/gate.hpp) for −inf. On the CPU a weight below e^−88 (float64: e^−709) of the row's greatest is 0.

@@ -54,9 +54,9 @@ namespace lethe {
 ///          and gates a token of pieces of rows, and gradients of q, k, key gates and β of pieces of columns, are rounded to their dtype and then
 ///          added. All else runs token by token in float32 up to 128 × 128 a piece, and what has no such
 ///          pieces in float64. Equal calls give equal bits, whatever the batch, and no
-///          output depends on a later token; a gradient may in two ways: by rounding, where the mean of all values is taken from them first; and with
-///          saved states and a gate a token, a token that is NaN or whose products are infinite may leave those up to 63 before it, not beyond a gate
-///          of 0, gradients that are NaN
+///          output depends on a later token; a gradient may: by rounding, where the mean of all values is taken from them first; and where a later
+///          token is NaN or has infinite products, even with ∂values of 0, gradients may be NaN back to a gate of 0, on a GPU with saved states and
+///          a gate a token for up to 63 tokens
 std::tuple<at::Tensor, at::Tensor> gated_state(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                const std::optional<at::Tensor>& log_key_gate = std::nullopt,
                                                const std::optional<at::Tensor>& log_value_gate = std::nullopt,

@@ -1,12 +1,16 @@
 #include "optimized/torch/packed.hpp"
 
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/TensorWrapper.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #ifdef LETHE_CUDA_KERNELS
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -34,11 +38,10 @@ bool is_captured([[maybe_unused]] at::Device device) {
 #endif
 }
 
-// A tensor of numbers, not one that a transformation or a compiler puts in its place.
+// A tensor of numbers, not one that a compiler puts in its place.
 bool is_readable(const at::Tensor& tensor) {
   using c10::DispatchKey;
-  const c10::DispatchKeySet wrapped{DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::Functionalize,
-                                    DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper};
+  const c10::DispatchKeySet wrapped{DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::Functionalize};
   return tensor.has_storage() && !tensor.key_set().has_any(wrapped) &&
          (tensor.is_cpu() || (tensor.is_cuda() && !is_captured(tensor.device())));
 }
@@ -79,6 +82,23 @@ void check_numbers(const at::Tensor& cu_seqlens, int64_t length) {
   TORCH_CHECK(falls == last + 1, "cu_seqlens: expected ascending numbers, found ", falls[1], " after ", falls[0]);
 }
 
+// The same of a tensor on a GPU once a thread, and of what torch.func puts in a tensor's place: the tensor inside, each of several.
+void check_readable_numbers(const at::Tensor& cu_seqlens, int64_t length) {
+  using c10::DispatchKey;
+  const c10::impl::ExcludeDispatchKeyGuard outside_of_func(
+      c10::DispatchKeySet{DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode});
+  if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(cu_seqlens)) {
+    check_readable_numbers(wrapper->value(), length);
+  } else if (const auto* several = at::functorch::maybeGetBatchedImpl(cu_seqlens)) {
+    for (const at::Tensor& one : several->value().unbind(several->bdim())) check_readable_numbers(one, length);
+  } else if (is_readable(cu_seqlens)) {
+    thread_local RightNumbers right;
+    if (!cu_seqlens.is_cpu() && right.has(cu_seqlens, length)) return;
+    check_numbers(cu_seqlens, length);
+    if (!cu_seqlens.is_cpu()) right.add(cu_seqlens, length);
+  }
+}
+
 }  // namespace
 
 at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Tensor& cu_seqlens, const char* name,
@@ -90,17 +110,10 @@ at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Te
               "cu_seqlens: expected dtype int32 or int64, found ", cu_seqlens.scalar_type());
   TORCH_CHECK(cu_seqlens.sym_size(0) >= 2, "cu_seqlens: expected at least 2 numbers, found ", cu_seqlens.sym_size(0));
   TORCH_CHECK(like.sym_size(0) == 1, name, ": expected a batch of one with cu_seqlens, found ", like.sym_size(0));
-  TORCH_CHECK(cu_seqlens.is_cpu() || cu_seqlens.device() == like.device(), "cu_seqlens: expected device cpu or ",
-              like.device(), ", found ", cu_seqlens.device());
+  TORCH_CHECK(cu_seqlens.is_cpu() || cu_seqlens.device() == like.device(), "cu_seqlens: expected device cpu",
+              like.is_cpu() ? "" : " or " + like.device().str(), ", found ", cu_seqlens.device());
   const c10::SymInt length = like.sym_size(1);
-  if (is_readable(cu_seqlens)) {
-    thread_local RightNumbers right;
-    const int64_t tokens = length.guard_int(__FILE__, __LINE__);
-    if (cu_seqlens.is_cpu() || !right.has(cu_seqlens, tokens)) {
-      check_numbers(cu_seqlens, tokens);
-      if (!cu_seqlens.is_cpu()) right.add(cu_seqlens, tokens);
-    }
-  }
+  if (const auto tokens = length.maybe_as_int()) check_readable_numbers(cu_seqlens, *tokens);
 
   const at::Tensor open = gate ? *gate
                                : at::zeros_symint({1, length, like.sym_size(2)},
@@ -118,7 +131,8 @@ at::Tensor visited_pairs_of_sequences(const at::Tensor& boundary, const at::Tens
   const at::Tensor starts = at::clamp(cu_seqlens.to(boundary.device(), at::kLong), 0, length);  // [N+1]
   const at::Tensor positions = at::arange(length, starts.options());                            // [T]
   // The first token of each token's sequence: the last start that is not after it.
-  const at::Tensor sequence = at::bucketize(positions, starts, /*out_int32=*/false, /*right=*/true).sub(1);
+  const at::Tensor sequence =
+      at::clamp_min(at::bucketize(positions, starts, /*out_int32=*/false, /*right=*/true).sub(1), 0);
   const at::Tensor first_token = starts.index_select(0, sequence);
   const at::Tensor visited =
       boundary.squeeze(0).to(at::kLong).mul(key_rows).index_select(1, positions.floor_divide(query_rows));

@@ -50,6 +50,16 @@ class FoxExample(unittest.TestCase):
                 self.assertAlmostEqual(found["loss"], loss.item(), delta=2e-5)
                 self.assertAlmostEqual(found["gradient_norm"] / norm.item(), 1, delta=1e-4)
 
+    def test_prunes_in_16_bits(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            torch.manual_seed(2)
+            pruned, whole = (fox.LanguageModel(fox.Config(VOCABULARY, LAYERS, WIDTH, HEADS, 64, True, True, log_pruning_tolerance=tolerance))
+                             for tolerance in (-10.0, None))
+            whole.load_state_dict(pruned.state_dict())
+            text = torch.randint(VOCABULARY, (2, LENGTH + 1))
+            losses = [model.to(dtype).losses(text[:, :-1], text[:, 1:]).mean().item() for model in (pruned, whole)]
+            self.assertAlmostEqual(*losses, delta=1e-2)
+
     def test_loads_every_name_of_an_exported_model(self):
         for architecture in ("fox-pro", "transformer-llama"):
             with self.subTest(architecture), tempfile.TemporaryDirectory() as folder:

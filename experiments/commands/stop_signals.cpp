@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <ctime>
 #include <string_view>
 
 #include "experiments/training/training.hpp"
@@ -10,11 +12,24 @@ namespace lethe {
 namespace {
 
 volatile sig_atomic_t came = 0;
+std::atomic<int64_t> first{0};  // when it came, in ns
+static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 constexpr std::string_view kInterrupt = "\nlethe: SIGINT: ends after the current step; a second one ends it at once\n";
 constexpr std::string_view kTerminate = "lethe: SIGTERM: ends after the current step; a second one ends it at once\n";
+// Who ends a process and its group, as timeout(1) does, sends one request twice.
+constexpr int64_t kOneRequest = 500'000'000;
 
 void note(int signal) {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const int64_t now = int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  if (int64_t none = 0; !first.compare_exchange_strong(none, now)) {
+    if (now - none < kOneRequest) return;
+    std::signal(signal, SIG_DFL);
+    static_cast<void>(std::raise(signal));  // after this handler
+    return;
+  }
   came = signal;
   const std::string_view text = signal == SIGINT ? kInterrupt : kTerminate;
   static_cast<void>(!write(STDERR_FILENO, text.data(), text.size()));
@@ -24,9 +39,10 @@ void note(int signal) {
 
 StopSignals::StopSignals() {
   came = 0;
+  first = 0;
   struct sigaction action = {};
   action.sa_handler = note;
-  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
+  action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, &interrupt_);
   sigaction(SIGTERM, &action, &terminate_);
 }

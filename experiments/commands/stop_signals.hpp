@@ -5,7 +5,8 @@
 
 namespace lethe {
 
-/// While one exists, SIGINT and SIGTERM are noted, and a line on standard error says so; a second signal ends the process at once.
+/// While one exists, SIGINT and SIGTERM are noted, and a line on standard error says so; a second signal, half a second later or more, ends the
+/// process at once: who signals a process and its group sends one request twice.
 /// One at a time.
 class StopSignals {
  public:

@@ -18,6 +18,7 @@ from pathlib import Path
 from command import BINARY, ROOT, TINY, CommandTest
 
 LONG = ["6400000" if word == "512" else word for word in TINY]
+SLOW = [*"--layers 2 --width 128 --heads 2 --context 64 --batch-tokens 98304 --warmup-tokens 98304 --tokens 9830400".split()]  # seconds a step
 
 
 class Trainings(CommandTest):
@@ -59,6 +60,25 @@ class Trainings(CommandTest):
             steps.append(int(saved[1]))
             self.assertEqual((folder / "log.jsonl").read_text().count("\n"), steps[-1])
         self.assertGreater(steps[2], steps[1])
+
+    def test_that_one_request_of_two_signals_ends_save_a_checkpoint(self):
+        process, folder = self.begun("train", *LONG)
+        for _ in range(2):  # as timeout(1) does
+            process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 143, said)
+        self.assertRegex(said, r"(?m)^lethe: SIGTERM: step \d+ of 50000 is saved in ")
+        self.assertEqual(said.count("ends after the current step"), 1, said)
+
+    def test_that_a_second_request_ends_end_at_once(self):
+        process, _ = self.begun("train", *SLOW, before=-2)
+        process.send_signal(signal.SIGTERM)
+        while "SIGTERM: ends after the current step" not in process.stderr.readline():
+            self.assertIsNone(process.poll())
+        time.sleep(0.6)
+        self.assertIsNone(process.poll(), "the step took too short for this test")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=60), -signal.SIGTERM)
 
     def test_by_two_processes_save_a_checkpoint_too(self):
         process, folder = self.begun("train", *LONG, "--processes", "2")

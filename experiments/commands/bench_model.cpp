@@ -1,5 +1,6 @@
 #include "experiments/commands/bench_model.hpp"
 
+#include <sstream>
 #include <stdexcept>
 
 namespace lethe {
@@ -8,8 +9,16 @@ void read_weights(LanguageModel& model, const Safetensors& file, const std::stri
   const torch::NoGradGuard no_gradient;
   for (auto& parameter : model->named_parameters()) {
     const auto found = file.tensors.find(parameter.key());
-    if (found == file.tensors.end() || found->second.sizes() != parameter.value().sizes())
-      throw std::invalid_argument(path + ": expected " + parameter.key() + " of the model's shape, found none");
+    const auto refuse = [&](const std::string& found) {
+      std::ostringstream shape;
+      shape << parameter.value().sizes();
+      throw std::invalid_argument(path + ": expected " + parameter.key() + " of shape " + shape.str() + ", found " +
+                                  found);
+    };
+    if (found == file.tensors.end()) refuse("none");
+    std::ostringstream other;
+    other << found->second.sizes();
+    if (found->second.sizes() != parameter.value().sizes()) refuse("one of " + other.str());
     parameter.value().copy_(found->second);
   }
 }
@@ -18,12 +27,16 @@ void set_gates(LanguageModel& model, const std::string& gates) {
   if (gates == "initial") return;
   constexpr double kGlobal = 9.2, kLocal = 2.25;  // log σ = −1e−4 and −0.1
   const torch::NoGradGuard no_gradient;
+  bool found = false;
   for (auto& parameter : model->named_parameters()) {
     if (!parameter.key().ends_with("fgate_proj.bias")) continue;
+    found = true;
     parameter.value().fill_(kGlobal);
     const int64_t heads = parameter.value().numel();
     if (gates == "bimodal") parameter.value().narrow(0, 0, (7 * heads + 5) / 10).fill_(kLocal);
   }
+  if (!found)
+    throw std::invalid_argument("--gates: expected a model with FoX's gate, found " + gates + " gates of one without");
 }
 
 }  // namespace lethe

@@ -85,6 +85,12 @@ Run converted_run(const ConvertOptions& options, const Artefact& source) {
   run.model.mixer = in_the_place_of(source.run.model.mixer.all().front(), options.mixer, options.no_rope);
   run.training.total_tokens = source.run.training.total_tokens / 4;
   run.training.warmup_tokens = -1;  // set after the number of tokens
+  const nlohmann::json mixer = run.model.mixer.all().front();
+  for (const auto& [member, _] : options.members)
+    for (const Knob& knob : kMixerKnobs)
+      if (member == knob.member && !mixer.contains(member))
+        throw std::invalid_argument(std::string(knob.option) + ": expected an option of the mixer " +
+                                    mixer.at("name").get<std::string>() + ", found one that it has not");
   run = with_members(run, options.members, options.settings);
   if (run.training.warmup_tokens < 0) run.training.warmup_tokens = run.training.total_tokens / 20;
   if (run.training.corpus != source.run.training.corpus)

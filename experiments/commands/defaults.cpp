@@ -59,7 +59,7 @@ void fit_to(Run& run, const std::set<std::string>& given, const Dataset* dataset
   TrainingConfig& training = run.training;
   const auto is_free = [&](const char* member) { return !given.contains(member); };
   if (is_free("heads") && !is_free("width")) model.heads = heads_of(model.width);
-  if (is_free("width") && !is_free("heads")) model.width = kHeadDim * model.heads;
+  if (is_free("width") && !is_free("heads") && model.heads > 0) model.width = kHeadDim * model.heads;
 
   if (is_free("total_tokens")) {
     training.total_tokens = training.tokenizer == "gpt2" ? kTokens / 4 : kTokens;  // a GPT-2 token is about four bytes

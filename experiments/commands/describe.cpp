@@ -7,6 +7,7 @@
 
 #include "experiments/commands/commands.hpp"
 #include "experiments/commands/run_options.hpp"
+#include "experiments/data/dataset.hpp"
 #include "experiments/models/footprint.hpp"
 
 namespace lethe {
@@ -24,6 +25,7 @@ void print_members(const char* title, const nlohmann::json& members) {
 void describe(const RunOptions& options) {
   const Run run = options.run();
   const TrainingConfig& training = run.training;
+  if (options.names_corpus()) check_corpus(training.corpus, training.tokenizer);  // a misspelt model's name is one
   nlohmann::json model = run.model;
   model.erase("mixer");
   print_members("model", model);

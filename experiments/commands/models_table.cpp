@@ -26,16 +26,29 @@ double number_in(const json& object, const char* key) {
   return found != object.end() && found->is_number() ? found->get<double>() : kNone;
 }
 
+std::string local_time(std::time_t time) {
+  std::tm local{};
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", localtime_r(&time, &local));
+  return text;
+}
+
 std::string date_of(const fs::path& path) {
   std::error_code absent;
   const auto written = fs::last_write_time(path, absent);
   if (absent) return "";
   const auto since = std::chrono::file_clock::to_sys(written).time_since_epoch();
-  const std::time_t time = std::chrono::duration_cast<std::chrono::seconds>(since).count();
-  std::tm local{};
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", localtime_r(&time, &local));
-  return text;
+  return local_time(std::chrono::duration_cast<std::chrono::seconds>(since).count());
+}
+
+/// Of the end that a training has recorded, which stays when its files are copied; "" where that is no time.
+std::string date_of_end(const json& done) {
+  std::tm parts{};
+  const auto found = done.find("time");
+  if (found == done.end() || !found->is_string() ||
+      !strptime(found->get_ref<const std::string&>().c_str(), "%Y-%m-%dT%H:%M:%SZ", &parts))
+    return "";
+  return local_time(timegm(&parts));
 }
 
 /// The named architecture with these settings; "custom" and the mixers where there is none.
@@ -79,7 +92,7 @@ std::vector<std::string> row_of(const fs::path& folder) {
           short_count(static_cast<double>(run.training.total_tokens)),
           run.training.corpus,
           fixed(loss, 4),
-          date_of(folder / (is_done ? "done.json" : "log.jsonl")),
+          is_done ? date_of_end(done) : date_of(folder / "log.jsonl"),
           run.label};
 }
 

@@ -209,6 +209,7 @@ Run RunOptions::run(const Dataset* dataset, const Run* base) const {
   if (run.model.vocabulary == 0) run.model.vocabulary = vocabulary_of(run.training.tokenizer);
   run.model.check();
   run.training.check();
+  check_packing(run);
   return run;
 }
 

@@ -93,6 +93,9 @@ class Dataset {
 /// cost     O(1): a four-round Feistel network on the next even number of bits, repeated until the result is below count
 int64_t permutation(uint64_t key, int64_t count, int64_t n);
 
+/// throws  std::invalid_argument for a corpus or a tokenizer that prepared_dataset doesn't know or find
+void check_corpus(const std::string& corpus, const std::string& tokenizer);
+
 /// The dataset folder for a corpus, prepared on the first call (progress on standard error).
 ///
 /// reads    corpus: "bible", "headers", the path of a text file or of a folder of text, or that of a finished dataset

@@ -18,7 +18,9 @@ bool is_sealed(const fs::path& folder) { return !recorded(folder, "sha256").empt
 
 bool is_named(const std::string& corpus) { return corpus == "bible" || corpus == "headers"; }
 
-void check(const std::string& corpus, const std::string& tokenizer) {
+}  // namespace
+
+void check_corpus(const std::string& corpus, const std::string& tokenizer) {
   if (tokenizer != "bytes" && tokenizer != "gpt2")
     throw std::invalid_argument("tokenizer: expected 'bytes' or 'gpt2', found '" + tokenizer + "'");
   if (!is_named(corpus) && !fs::is_directory(corpus) && !fs::is_regular_file(corpus))
@@ -26,11 +28,9 @@ void check(const std::string& corpus, const std::string& tokenizer) {
                                 "'");
 }
 
-}  // namespace
-
 fs::path prepare_dataset(const std::string& corpus, const std::string& tokenizer, const fs::path& root,
                          const std::string& gpt2_files) {
-  check(corpus, tokenizer);
+  check_corpus(corpus, tokenizer);
   std::vector<std::string> call{LETHE_PYTHON, LETHE_TOKENIZER, "prepare",     "--corpus=" + corpus,
                                 "--data",     root.string(),   "--tokenizer", tokenizer};
   if (!gpt2_files.empty()) call.insert(call.end(), {"--gpt2-files", gpt2_files});
@@ -40,7 +40,7 @@ fs::path prepare_dataset(const std::string& corpus, const std::string& tokenizer
 }
 
 fs::path prepared_dataset(const std::string& corpus, const std::string& tokenizer, const fs::path& root) {
-  check(corpus, tokenizer);
+  check_corpus(corpus, tokenizer);
   if (!is_named(corpus) && is_dataset(corpus)) {
     if (const auto found = recorded(corpus, "tokenizer"); found != tokenizer)
       throw std::invalid_argument("tokenizer: expected '" + found + "', which the dataset " + corpus +

@@ -332,6 +332,7 @@ void train(const Run& run, const Dataset& dataset, const Artefact& artefact, con
 Artefact trained(const Run& run, const Dataset& dataset, const fs::path& root, const Watcher& progress, World& world) {
   run.model.check();
   run.training.check();
+  check_packing(run);
   check_conversion(run);
   const Artefact artefact{root / artefact_name(run, dataset), run};
   if (!world.is_first()) {

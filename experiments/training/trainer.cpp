@@ -43,9 +43,7 @@ LanguageModel fresh_model(const Run& run, const Dataset& dataset, const Language
     throw std::invalid_argument("vocabulary: expected at least the " + std::to_string(dataset.vocabulary()) +
                                 " tokens of " + dataset.name() + ", found " + std::to_string(run.model.vocabulary));
   }
-  for (const MixerConfig& mixer : run.model.mixer.all())
-    expect(!run.training.packs_documents || mixer.row().packs, "packs_documents", "mixers that keep sequences apart",
-           mixer.row().name);
+  check_packing(run);
   LanguageModel model(run.model, device_named(run.training.device), run.training.seed);
   if (source) convert_weights(run, source, model);
   model->flatten(true, world.size());

@@ -86,6 +86,9 @@ struct Run {
 void to_json(nlohmann::json& json, const Run& run);
 void from_json(const nlohmann::json& json, Run& run);
 
+/// throws  std::invalid_argument where documents are to be packed and a mixer doesn't keep sequences apart
+void check_packing(const Run& run);
+
 /// The identity of a trained model, as canonical JSON (sorted keys): the format, the configurations of model and training with
 /// the seed, the data's content and, for a converted model, its source's identity and the conversion's options; not the label,
 /// the data's path or the interval of checkpoints.

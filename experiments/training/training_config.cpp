@@ -142,6 +142,12 @@ double learning_rate_at(const TrainingConfig& config, int64_t tokens_seen) {
          (config.learning_rate - config.final_learning_rate) * (1 + std::cos(std::numbers::pi * share)) / 2;
 }
 
+void check_packing(const Run& run) {
+  for (const MixerConfig& mixer : run.model.mixer.all())
+    expect(!run.training.packs_documents || mixer.row().packs, "packs_documents", "mixers that keep sequences apart",
+           mixer.row().name);
+}
+
 std::string identity(const Run& run, const Dataset& dataset) { return identity(run, dataset.content_hash()); }
 
 std::string identity(const Run& run, const std::string& data_hash) {

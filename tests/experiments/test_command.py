@@ -60,6 +60,9 @@ class Calls(CommandTest):
             ("--architecture: expected one of ", "describe", "--architecture", "fox"),
             ("forget_gate: expected full", "describe", "--architecture", "gated_delta", "--set", "forget_gate=none"),
             ("corpus: expected 'bible', 'headers' or text (a file or a folder), found 'nowhere'", "data", "show", "nowhere"),
+            ("corpus: expected 'bible', 'headers' or text (a file or a folder), found 'aeec'", "describe", "aeec"),
+            ("heads: expected 1 ", "train", "--heads", "0"),
+            ("--gates: expected a model with FoX's gate, found open gates", "bench", *TINY, "--architecture", "mamba2", "--gates", "open"),
             ("experiments: expected a paper, a claim or paper/claim, found no_such_claim\n", "run", "no_such_claim"),
             ("paper/claim, found ablatoins (did you mean ablations?)", "run", "needle", "ablatoins"),
             ("found troughput (did you mean throughput?)", "judge", "troughput"),
@@ -227,6 +230,10 @@ class Benchmarks(CommandTest):
         self.assertEqual((short["context"], long["context"], short["tokens"], long["tokens"]), (16, 64, 128, 128))
         self.assertGreater(long["flops_per_token"], short["flops_per_token"])
         self.assertGreater(short["product_flops_per_second"], 0)
+        for words, found in (("foo\n", "expected go, losses, context, rest or stop, found 'foo'"), ("go 0\n", "expected a number from 1 on after go")):
+            wrong = lethe(*self.call, "--serve", input=words)
+            self.assertEqual((wrong.returncode, wrong.stderr.count("\n")), (2, 1))
+            self.assertIn(f"lethe: standard input: {found}", wrong.stderr)
         refused = lethe(*self.call, "--serve", input="context 48\n")  # no part of a step's tokens
         self.assertEqual((refused.returncode, refused.stderr.count("\n")), (2, 1), refused.stderr)
 

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -31,6 +32,27 @@ class Models(CommandTest):
 
     def setUp(self):
         self.assertEqual(self.training.returncode, 0, self.training.stderr)
+
+    def test_of_younger_options_are_drawn_and_those_that_cannot_be_leave_nothing(self):
+        with tempfile.TemporaryDirectory() as root:
+            self.refused(2, "packs_documents: expected mixers that keep sequences apart, found segment",
+                         "--root", root, "train", *TINY, "--architecture", "segment", "--set", "packs_documents=true")
+            self.assertFalse(list(Path(root).glob("artefacts/models/*")))
+            for architecture in ("deltanet", "gated-deltanet", "delta"):
+                self.done("--root", root, "train", *TINY, "--architecture", architecture)
+            drawn = lethe("--root", root, "plot", "--output", f"{root}/all.svg")
+            self.assertEqual((drawn.returncode, drawn.stderr), (0, ""))
+
+    def test_are_dated_by_their_end(self):
+        with tempfile.TemporaryDirectory() as root:
+            self.done("--root", self.root, "bundle", "--to", f"{root}/one.tar.xz")
+            self.done("--root", root, "bundle", "import", f"{root}/one.tar.xz")
+            folder = next(Path(root).glob("artefacts/models/*"))
+            end = json.loads((folder / "done.json").read_text())["time"]
+            self.assertRegex(end, r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+            os.utime(folder / "done.json", (1e9, 1e9))
+            said = subprocess.run([BINARY, "--root", root, "list", "models"], capture_output=True, text=True, env=os.environ | {"TZ": "UTC"})
+            self.assertIn(end[:16].replace("T", " "), said.stdout)
 
     def test_are_found_again_by_the_same_call(self):
         before = (self.folder / "done.json").stat().st_mtime_ns
@@ -134,6 +156,8 @@ class Models(CommandTest):
         model = json.loads((Path(shown.splitlines()[-1]) / "run.json").read_text())["model"]
         self.assertEqual((model["mixer"]["forget_gate"], model["mixer"]["name"]), ("full", "gated_linear"))
         self.refused(2, "--forget-gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
+        self.refused(2, "--state-size: expected an option of the mixer local, found one that it has not",
+                     "--root", self.root, "convert", softmax, "--mixer", "local", "--state-size", "8")
         self.refused(2, "source: expected softmax attention", "--root", self.root, "convert", str(self.folder), "--mixer", "decay")
 
     def test_are_listed_with_their_state_and_one_broken_blocks_none(self):

@@ -85,7 +85,9 @@ def read_training(folder):
     return Training(folder, run, done, read_log(folder / "log.jsonl"), str(error))
 
 
-LEFT_OUT = {"prune_by_mass": False, "forget_bias": 0, "write_gate": False, "sigmoid": True}  # of a mixer: an identity has it where it is another
+# Of a mixer: an identity has it where it is another. As in identity() of experiments/training/training_config.cpp.
+LEFT_OUT = {"prune_by_mass": False, "forget_bias": 0, "write_gate": False, "sigmoid": True}
+LEFT_OUT_OF = {"deltanet": {"sum_norm": False}}  # of one mixer alone
 
 
 def identified(value):
@@ -93,7 +95,8 @@ def identified(value):
     if isinstance(value, list):
         return [identified(each) for each in value]
     if isinstance(value, dict):
-        return {name: member for name, member in value.items() if name not in LEFT_OUT or member != LEFT_OUT[name]}
+        left_out = LEFT_OUT | LEFT_OUT_OF.get(value.get("name"), {})
+        return {name: member for name, member in value.items() if name not in left_out or member != left_out[name]}
     return value
 
 

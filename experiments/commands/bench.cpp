@@ -59,7 +59,7 @@ void print(const Run& run, const nlohmann::json& result) {
               result.at("milliseconds_per_step").get<double>());
   const double flops = training_flops_per_token(run.model, run.training.context_length);
   const double rate = flops * result.at("tokens_per_second").get<double>();
-  std::printf("%-22s %.1f\n%-22s %.1f\n", "TFLOP/s", rate / 1e12, "% of a large product",
+  std::printf("%-22s %.3g\n%-22s %.1f\n", "TFLOP/s", rate / 1e12, "% of a large product",
               100 * rate / result.at("product_flops_per_second").get<double>());
   if (const auto bytes = result.find("peak_bytes"); bytes != result.end())
     std::printf("%-22s %.2f\n", "GiB at most", bytes->get<double>() / (1 << 30));

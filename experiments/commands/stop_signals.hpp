@@ -5,8 +5,8 @@
 
 namespace lethe {
 
-/// While one exists, SIGINT and SIGTERM are noted, and a line on standard error says so; a second signal, half a second later or more, ends the
-/// process at once: who signals a process and its group sends one request twice.
+/// While one exists, SIGINT and SIGTERM are noted, and a line on standard error says so. The same signal half a second later or more ends the process
+/// at once, not one that comes sooner, nor the first of the other kind: one request may arrive as two signals.
 /// One at a time.
 class StopSignals {
  public:

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -95,6 +96,12 @@ struct Backward {
     }
   }
 
+  // Whether no row of the block takes part.
+  bool sees_nothing(const Block& b) const {
+    const auto row = log_normalizer.begin() + b.head * sizes.query_length + b.row;
+    return std::all_of(row, row + b.rows, [](Scalar number) { return number == kNothingSeen<Scalar>; });
+  }
+
   void run_block(const Block& b, BackwardScratch<Scalar>& scratch) const {
     const int64_t stride = b.stride();
     const Scalar *weights = scratch.weights.data(), *gradients = scratch.gradients.data();
@@ -122,7 +129,7 @@ struct Backward {
     for (int64_t head = task.key_head * sizes.group(); head < (task.key_head + 1) * sizes.group(); ++head) {
       for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
         const Block b = block(head, tile, task.key_segment);
-        if (b.columns > 0) run_block(b, scratch);
+        if (b.columns > 0 && !(sums_alone && sees_nothing(b))) run_block(b, scratch);
       }
     }
   }
@@ -185,12 +192,15 @@ at::Tensor gate_gradient(const Sizes& sizes, const GatePrefix& prefix, const std
   return gradient;
 }
 
-// Sets the gradients of the gates between each of `rows`, as [B, Hq, Tq], and the first key that it sees to NaN.
+// Sets the gradients of the gates between each of `rows`, ascending places in [B, Hq, Tq], and the first key that it sees to NaN. That key never
+// comes earlier for a later row, so that each gate is set once.
 template <typename Scalar>
 void spoil(const Sizes& sizes, const GatePrefix& prefix, const int32_t* boundary, const std::vector<int64_t>& rows,
            at::Tensor& gradient) {
-  for (const int64_t index : rows) {
-    const int64_t head = index / sizes.query_length, row = index % sizes.query_length, position = sizes.offset() + row;
+  int64_t head_before = -1, set_from = 0;  // of the row after this one, in the same head
+  for (auto index = rows.rbegin(); index != rows.rend(); ++index) {
+    const int64_t head = *index / sizes.query_length, row = *index % sizes.query_length,
+                  position = sizes.offset() + row;
     const HeadGates gates = prefix.head(head);
     int64_t first =
         std::max<int64_t>(boundary[head * sizes.tiles() + row / kQueryRows] * kKeyBlock, sizes.first_seen(position));
@@ -201,8 +211,9 @@ void spoil(const Sizes& sizes, const GatePrefix& prefix, const int32_t* boundary
       }
     Scalar* of_head = gradient.mutable_data_ptr<Scalar>() +
                       head / sizes.query_heads * sizes.key_length * sizes.query_heads + head % sizes.query_heads;
-    for (int64_t t = first + 1; t <= position; ++t)
-      of_head[t * sizes.query_heads] = std::numeric_limits<Scalar>::quiet_NaN();
+    const int64_t end = head == head_before ? std::min(position + 1, set_from) : position + 1;
+    for (int64_t t = first + 1; t < end; ++t) of_head[t * sizes.query_heads] = std::numeric_limits<Scalar>::quiet_NaN();
+    head_before = head, set_from = std::min(first + 1, end);
   }
 }
 

@@ -82,21 +82,35 @@ void check_numbers(const at::Tensor& cu_seqlens, int64_t length) {
   TORCH_CHECK(falls == last + 1, "cu_seqlens: expected ascending numbers, found ", falls[1], " after ", falls[0]);
 }
 
-// The same of a tensor on a GPU once a thread, and of what torch.func puts in a tensor's place: the tensor inside, each of several.
+// The same of a tensor that can be read, on a GPU once a thread; of what torch.func puts in a tensor's place the tensor inside, each of several.
 void check_readable_numbers(const at::Tensor& cu_seqlens, int64_t length) {
   using c10::DispatchKey;
   const c10::impl::ExcludeDispatchKeyGuard outside_of_func(
       c10::DispatchKeySet{DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode});
-  if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(cu_seqlens)) {
-    check_readable_numbers(wrapper->value(), length);
-  } else if (const auto* several = at::functorch::maybeGetBatchedImpl(cu_seqlens)) {
-    for (const at::Tensor& one : several->value().unbind(several->bdim())) check_readable_numbers(one, length);
-  } else if (is_readable(cu_seqlens)) {
-    thread_local RightNumbers right;
-    if (!cu_seqlens.is_cpu() && right.has(cu_seqlens, length)) return;
-    check_numbers(cu_seqlens, length);
-    if (!cu_seqlens.is_cpu()) right.add(cu_seqlens, length);
+  at::Tensor inside = cu_seqlens;
+  std::vector<int64_t> batches;  // dimensions of several, the outermost first
+  for (;;) {
+    if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(inside)) {
+      inside = at::Tensor(wrapper->value());
+    } else if (const auto* several = at::functorch::maybeGetBatchedImpl(inside)) {
+      batches.push_back(several->bdim());
+      inside = at::Tensor(several->value());
+    } else {
+      break;
+    }
   }
+  if (!is_readable(inside)) return;
+  thread_local RightNumbers right;
+  if (!inside.is_cpu() && right.has(inside, length)) return;
+  std::vector<at::Tensor> all{inside.to(at::kCPU, at::kLong)};
+  for (; !batches.empty(); batches.pop_back()) {
+    std::vector<at::Tensor> each;
+    for (const at::Tensor& one : all)
+      for (const at::Tensor& part : one.unbind(batches.back())) each.push_back(part);
+    all = std::move(each);
+  }
+  for (const at::Tensor& one : all) check_numbers(one, length);
+  if (!inside.is_cpu()) right.add(inside, length);
 }
 
 }  // namespace

@@ -217,16 +217,20 @@ class Packed(unittest.TestCase):
     def test_wrong_numbers_are_refused_within_a_transformation(self):
         x = [torch.randn(1, 5, 1, 4).to(DEVICE) for _ in range(3)] + [torch.zeros(1, 5, 1).to(DEVICE)]
         call = lambda q, cu: lethe.forgetting_attention(q, *x[1:], cu_seqlens=cu)
-        right, wrong = torch.tensor([0, 3, 5]), torch.tensor([0, 3, 2, 5])
-        whole = torch.func.grad(lambda q, cu: call(q, cu).sum())(x[0], right)
-        q = x[0].clone().requires_grad_()
-        self.assertTrue(torch.equal(whole, torch.autograd.grad(call(q, right).sum(), q)[0]))
-        both = torch.func.vmap(lambda cu: call(x[0], cu))(torch.tensor([[0, 3, 5], [0, 1, 5]]))
-        self.assertTrue(torch.equal(both[1], call(x[0], torch.tensor([0, 1, 5]))))
-        with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected ascending numbers, found 2 after 3"):
-            torch.func.grad(lambda q, cu: call(q, cu).sum())(x[0], wrong)
-        with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected 5 last, the number of tokens, found 4"):
-            torch.func.vmap(lambda cu: call(x[0], cu))(torch.tensor([[0, 3, 5], [0, 1, 4]]))
+        for place in dict.fromkeys(("cpu", DEVICE)):
+            numbers = lambda *all_of: torch.tensor(all_of, device=place)
+            right = numbers(0, 3, 5)
+            whole = torch.func.grad(lambda q, cu: call(q, cu).sum())(x[0], right)
+            q = x[0].clone().requires_grad_()
+            self.assertTrue(torch.equal(whole, torch.autograd.grad(call(q, right).sum(), q)[0]))
+            both = torch.func.vmap(lambda cu: call(x[0], cu))(numbers([0, 3, 5], [0, 1, 5]))
+            self.assertTrue(torch.equal(both[1], call(x[0], numbers(0, 1, 5))))
+            with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected ascending numbers, found 2 after 3"):
+                torch.func.grad(lambda q, cu: call(q, cu).sum())(x[0], numbers(0, 3, 2, 5))
+            with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected 5 last, the number of tokens, found 4"):
+                torch.func.vmap(lambda cu: call(x[0], cu), in_dims=1)(numbers([0, 0], [3, 3], [5, 4]))
+            with self.assertRaisesRegex(RuntimeError, "cu_seqlens: expected 0 first, found 1"):
+                torch.func.vmap(torch.func.vmap(lambda cu: call(x[0], cu)))(numbers([[0, 3, 5], [0, 1, 5]], [[0, 2, 5], [1, 2, 5]]))
 
     def test_numbers_are_checked_again_when_they_change(self):
         *inputs, _ = tensors(torch.float32)

@@ -18,8 +18,8 @@ triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's
 Judged against rounding. Exact is our model in float32 (cuda) or float64 (cpu). The distance of theirs to it may be at most twice that of ours, and
 the scale's floor more: relative for a gradient, nats for the loss. Then both train on the same eight random batches with AdamW from the same weights;
 means of a window of steps may be at most `courses` nats apart, or twice as far as those of the official code from its own with each batch's sequences
-in reverse order, which only rounding tells apart (the latter since a run in bfloat16 whose courses were 0.021 apart). On the CPU the same comparison
-must find our norms with ten times their epsilon.
+in reverse order, which only rounding tells apart; the latter was added after a run on a GPU whose FoX (LLaMA) was beyond the former. On the CPU the
+same comparison must find our norms with ten times their epsilon.
 
 Exit status: 0 equal, 1 not, 2 where something is missing; the one line says what.
 """

@@ -3,6 +3,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/cuda.h>
 
+#include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -161,15 +162,19 @@ void serve(Step& step) {
     ready["peak_bytes"] = allocated_bytes(device, true);
   std::cout << "ready " << ready.dump() << std::endl;
   std::string word;
-  for (int64_t count; std::cin >> word && word != "stop";) {
+  while (std::cin >> word && word != "stop") {
     if (word == "rest") {
       std::cout << at_rest(step).dump() << std::endl;
       continue;
     }
     if (word != "go" && word != "losses" && word != "context")
       throw std::invalid_argument("standard input: expected go, losses, context, rest or stop, found '" + word + "'");
-    if (!(std::cin >> count) || count < 1)
-      throw std::invalid_argument("standard input: expected a number from 1 on after " + word + ", found none");
+    std::string number;
+    std::cin >> number;
+    const int64_t count = std::atoll(number.c_str());
+    if (count < 1)
+      throw std::invalid_argument("standard input: expected a number from 1 on after " + word + ", found '" + number +
+                                  "'");
     if (word == "go") std::cout << step.timed(step.world().from_first(count)) << std::endl;
     else if (word == "losses") std::cout << losses_of(step, count).dump() << std::endl;
     else std::cout << at_context(step, count).dump() << std::endl;

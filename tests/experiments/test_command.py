@@ -230,7 +230,7 @@ class Benchmarks(CommandTest):
         self.assertEqual((short["context"], long["context"], short["tokens"], long["tokens"]), (16, 64, 128, 128))
         self.assertGreater(long["flops_per_token"], short["flops_per_token"])
         self.assertGreater(short["product_flops_per_second"], 0)
-        for words, found in (("foo\n", "expected go, losses, context, rest or stop, found 'foo'"), ("go 0\n", "expected a number from 1 on after go")):
+        for words, found in (("foo\n", "expected go, losses, context, rest or stop, found 'foo'"), ("go 0\n", "expected a number from 1 on after go, found '0'")):
             wrong = lethe(*self.call, "--serve", input=words)
             self.assertEqual((wrong.returncode, wrong.stderr.count("\n")), (2, 1))
             self.assertIn(f"lethe: standard input: {found}", wrong.stderr)

@@ -51,7 +51,8 @@ def page(result):
     has_itself = all("itself" in one["training"] for one in found)  # results of earlier versions have none
     if has_itself:
         row(f"{means}, official from itself, sequences of a batch in reverse order", lambda one: f"{one['training']['itself']:.1e}")
-    of_itself = f", or {AT_MOST:g} times as far as the official code's from itself" if has_itself else ""
+    of_itself = (f" or {AT_MOST:g} times as far as the official code's from itself, whichever is more; the latter was added after a run on a GPU "
+                 f"whose FoX (LLaMA) was beyond the former" if has_itself else "")
     lines = [f"# Parity with the official code, on {'the CPU' if on_cpu else 'one GPU'}", "",
              f"`{result['command_line']}` at commit {commit_words(result['commit'], result['dirty'])}, {result['date'][:10]}, "
              f"{result['machine'].get('gpu', result['machine']['processor'])}; zhixuan-lin/forgetting-transformer at "

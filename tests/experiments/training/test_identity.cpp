@@ -39,6 +39,12 @@ TEST_F(Identity, HasTheOptionsOfTheModelsMixer) {
   EXPECT_FALSE(changes_name("decay", {{"write_gate", false}, {"sigmoid", true}})) << "models keep their names";
   EXPECT_TRUE(changes_name("deltanet", {{"sum_norm", true}}));
   EXPECT_TRUE(changes_name("delta", {{"sum_norm", false}}));
+  for (const auto& [architecture, has] : {std::pair("deltanet", false), std::pair("delta", true)}) {
+    lethe::Run run = tiny_run();
+    run.model = tiny_model(named_architecture(architecture));
+    const auto mixer = nlohmann::json::parse(identity(run, dataset)).at("model").at("mixer");
+    EXPECT_EQ(mixer.contains("sum_norm"), has) << architecture << ": models keep their names";
+  }
   EXPECT_TRUE(changes_name("gated_delta", {{"state_size", 8}}));
   EXPECT_FALSE(changes_name("gated_delta", {{"state_size", 16}})) << "the default";
 }

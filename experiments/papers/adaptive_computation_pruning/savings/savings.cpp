@@ -35,11 +35,11 @@ struct Found {
       : confidence(confidence), shares(confidence), untrained(confidence), losses(confidence), falls(confidence),
         of_positions(4, Measurements(confidence)) {}
   double confidence;
-  Measurements shares, untrained;                 ///< of the blocks, by at(length)
-  Measurements losses;                            ///< at the longest context, by label
-  std::map<int64_t, Measurements> losses_before;  ///< at each other context, the same
-  Measurements falls;  ///< there: the mean of L(i) over T/16 … T/8 less that over T/2 … T, by label
-  std::vector<Measurements> of_positions;  ///< there: the loss of positions to T/8, T/4, T/2 and T, by label
+  Measurements shares, untrained;  ///< of the blocks, by at(length)
+  Measurements losses;             ///< at the longest context, by label
+  Measurements falls;              ///< there: the mean of L(i) over T/16 … T/8 less that over T/2 … T, by label
+  std::vector<Measurements> of_positions;         ///< there: the loss of positions to T/8, T/4, T/2 and T, by label
+  std::map<int64_t, Measurements> losses_before;  ///< at each context but the longest, by label
   std::map<int64_t, std::vector<double>> operator_speedup, step_speedup;  ///< of seed 0, by repetition
 };
 

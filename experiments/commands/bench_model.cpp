@@ -1,6 +1,7 @@
 #include "experiments/commands/bench_model.hpp"
 
-#include <sstream>
+#include <c10/util/StringUtil.h>
+
 #include <stdexcept>
 
 namespace lethe {
@@ -9,16 +10,11 @@ void read_weights(LanguageModel& model, const Safetensors& file, const std::stri
   const torch::NoGradGuard no_gradient;
   for (auto& parameter : model->named_parameters()) {
     const auto found = file.tensors.find(parameter.key());
-    const auto refuse = [&](const std::string& found) {
-      std::ostringstream shape;
-      shape << parameter.value().sizes();
-      throw std::invalid_argument(path + ": expected " + parameter.key() + " of shape " + shape.str() + ", found " +
-                                  found);
-    };
-    if (found == file.tensors.end()) refuse("none");
-    std::ostringstream other;
-    other << found->second.sizes();
-    if (found->second.sizes() != parameter.value().sizes()) refuse("one of " + other.str());
+    const bool is_there = found != file.tensors.end();
+    if (!is_there || found->second.sizes() != parameter.value().sizes())
+      throw std::invalid_argument(c10::str(path, ": expected ", parameter.key(), " of shape ",
+                                           parameter.value().sizes(), ", found ",
+                                           is_there ? c10::str("one of ", found->second.sizes()) : "none"));
     parameter.value().copy_(found->second);
   }
 }

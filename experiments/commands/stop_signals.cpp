@@ -12,15 +12,15 @@
 namespace lethe {
 namespace {
 
-volatile sig_atomic_t came = 0;
-std::atomic<int64_t> first{0};  // when it came, in ns
+volatile sig_atomic_t came = 0;        // the first signal
+volatile sig_atomic_t other_came = 0;  // whether one of the other kind has followed it
+std::atomic<int64_t> first{0};         // when the first came, in ns
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 constexpr std::string_view kInterrupt = "\nlethe: SIGINT: ends after the current step; a later one ends it at once\n";
 constexpr std::string_view kTerminate = "lethe: SIGTERM: ends after the current step; a later one ends it at once\n";
 // timeout(1) signals a process and then its group, and a farm passes on what its workers have had from a terminal: one request arrives as two.
 constexpr int64_t kOneRequest = 500'000'000;
-volatile sig_atomic_t other_came = 0;  // a signal of the other kind
 
 void note_one(int signal) {
   timespec time{};

@@ -331,52 +331,7 @@ TEST(PastOfAWindow, IsNoLongerThanWhatItSees) {
   EXPECT_EQ(past[1].kept[1].size(1), 3);
 }
 
-// ---- Sizes
-
-struct PublishedCount {
-  const char *architecture, *size;
-  int64_t heads, millions;
-  double flops;
-};
-
-class RecurrentCount : public testing::TestWithParam<PublishedCount> {};
-
-// FoX Table 4 ("parameters", without the input embedding, whole millions without rounding; FLOPs of the recurrent form).
-TEST_P(RecurrentCount, IsThatOfFoxTable4) {
-  const PublishedCount& row = GetParam();
-  ModelConfig config = named_architecture(row.architecture);
-  config.heads = row.heads;
-  set_size(config, row.size);
-  EXPECT_EQ(count_parameters(config).non_embedding / 1'000'000, row.millions);
-  EXPECT_NEAR(training_flops_per_token(config, 16384), row.flops, 0.015 * row.flops);
-}
-
-INSTANTIATE_TEST_SUITE_P(Papers, RecurrentCount,
-                         testing::Values(PublishedCount{"mamba2", "760m", 24, 780, 4.96e9},
-                                         PublishedCount{"hgrn2", "760m", 12, 756, 4.63e9},
-                                         PublishedCount{"deltanet", "760m", 12, 757, 4.64e9}));
-
-TEST(GlaAndRetNet, HaveNearlyTheParametersOfTheirNames) {
-  const auto millions = [](const char* architecture, int64_t width, int64_t heads, int64_t vocabulary) {
-    ModelConfig config = named_architecture(architecture);
-    config.layers = 24, config.width = width, config.heads = heads, config.vocabulary = vocabulary;
-    return static_cast<double>(count_parameters(config).non_embedding) / 1e6;
-  };
-  // Yang 2023 ("340M", "1.3B": 24 layers, 4 heads, 32000 tokens), Sun 2023 ("1.3B": 24 layers, 8 heads). Neither paper has an exact number.
-  EXPECT_NEAR(millions("gla", 1024, 4, 32000), 340, 5);
-  EXPECT_NEAR(millions("gla", 2048, 4, 32000), 1300, 50);
-  EXPECT_NEAR(millions("retnet", 2048, 8, 50257), 1300, 50);
-}
-
-TEST(Mamba2, HasBlocksWithoutMlpAndTwiceAsMany) {
-  ModelConfig config = named_architecture("mamba2");
-  set_size(config, "125m");
-  EXPECT_EQ(config.layers, 24);
-  EXPECT_EQ(config.mlp_width(), 0);
-  LanguageModel model(config, torch::kMeta);
-  EXPECT_FALSE(model->named_parameters().contains("model.layers.0.mlp_norm.weight"));
-  EXPECT_FALSE(model->named_parameters().contains("model.layers.0.mlp.down_proj.weight"));
-}
+// ---- Beginnings and refusals
 
 TEST(Mamba2, BeginsWithStepsBetweenAThousandthAndATenth) {
   const ModelConfig config = tiny_model(named_architecture("mamba2"));

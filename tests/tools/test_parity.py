@@ -41,7 +41,6 @@ class Judgement(unittest.TestCase):
         self.assertEqual(largest_difference([None, 3.0, 5.0], [3.0, 1.0, 5.5], 1), 2.0)
         self.assertTrue(math.isnan(largest_difference([1.0, math.nan], [1.0, 1.0], 2)))
 
-
     def test_courses_may_be_twice_as_far_apart_as_theirs_from_itself(self):
         scale = SCALES["cpu"]  # windows of one step, 1e-4 nats
         judged = lambda ours, again: judged_courses({"ours": [1.0, ours], "theirs": [1.0, 2.0], "again": [1.0, again]}, scale)

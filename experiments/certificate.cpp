@@ -59,7 +59,7 @@ Revision revision_around(const std::filesystem::path& folder) {
   if (checkout.empty()) {
     const char* named = std::getenv("LETHE_COMMIT");
     if (named && *named) found.commit = named;
-    else found.reason = "no checkout around " + folder.string();
+    else found.reason = "none around " + folder.string() + " and no LETHE_COMMIT in the environment";
     return found;
   }
   try {

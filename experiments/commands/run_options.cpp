@@ -102,11 +102,17 @@ int64_t vocabulary_of(const std::string& tokenizer) {
   throw std::invalid_argument("tokenizer: expected bytes or gpt2, found " + shortened(tokenizer));
 }
 
+/// A model's members, with the one that its JSON leaves out where it is normal.
+json members_of(const ModelConfig& config) {
+  json model = config;
+  model.emplace("initialization", "normal");
+  return model;
+}
+
 }  // namespace
 
 Run with_members(Run run, const Members& members, const std::vector<std::string>& settings) {
-  json model = run.model, training = run.training;
-  model.emplace("initialization", "normal");  // absent where it is that
+  json model = members_of(run.model), training = run.training;
   std::set<std::string> given;
   const auto set = [&](const std::string& member, const std::string& value) {
     if (!given.insert(member).second) throw std::invalid_argument(member + ": expected once, found 2 times");
@@ -156,7 +162,7 @@ std::string RunOptions::settings() {
   const Run run = default_run();
   std::string text =
       "Settings (--set NAME=VALUE) with their types and defaults; those of a mixer for models that have it:\n" +
-      settings_of(run.model, "model", "mixer") + settings_of(run.training, "training", "");
+      settings_of(members_of(run.model), "model", "mixer") + settings_of(run.training, "training", "");
   for (const Mixer& mixer : mixers()) text += settings_of(MixerConfig(mixer.name), "mixer " + mixer.name, "name");
   return text;
 }

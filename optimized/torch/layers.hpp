@@ -20,7 +20,7 @@ namespace lethe {
 ///          (float64)
 /// returns  normed [..., d] in `dtype`; sum [..., d] in the dtype of residual, which is residual itself where there is no branch; normed is of the
 ///          rounded sum
-/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
+/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape, or an ε that is negative or not finite
 /// cost     one read and one write of each array; backward the same, and a float32 partial sum of the weight's gradient a block
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const std::optional<at::Tensor>& branch,
                                                 const at::Tensor& weight, double epsilon, at::ScalarType dtype);
@@ -40,7 +40,7 @@ at::Tensor swiglu(const at::Tensor& gate_and_up);
 /// reads    o [B,T,H,D], copied where it is not contiguous; gate [B,T,H·D] in the dtype of o, absent: no gate; norm [H·D] float32 (float64),
 ///          absent: no norm
 /// returns  [B,T,H·D] in the dtype of o; a view of o with neither
-/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
+/// throws   c10::Error "name: expected …, found …" for another dtype, device or shape, or an ε that is negative or not finite
 /// cost     one read and one write of each array; backward reads o and gate again, and a float32 partial sum of the norm's gradient a block
 at::Tensor gated_output(const at::Tensor& o, const std::optional<at::Tensor>& gate,
                         const std::optional<at::Tensor>& norm, double epsilon);

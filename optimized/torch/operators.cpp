@@ -100,6 +100,9 @@ AttentionGradients run_attention_backward(const Tensor& grad_values, const Atten
 }
 
 std::string attention_implementation(const Tensor& query, const Tensor& key, const Tensor& value) {
+  check_rank("query", query, 4, "[B,Tq,Hq,D]");
+  check_rank("key", key, 4, "[B,Tk,H,D]");
+  check_rank("value", value, 4, "[B,Tk,H,Dv]");
   return implementation_name(attention_implementations(), call_of(query, key, value));
 }
 

@@ -23,7 +23,7 @@ class Calls(CommandTest):
 
     def test_show_types_defaults_and_all_settings_by_group(self):
         shown = self.done("train", "--help")
-        for line in (r"^Model:\n  --architecture TEXT=fox-pro", r"^Training:\n  --tokens INT=\d+", r"--learning-rate FLOAT=0\.\d+"):
+        for line in (r"^Model:\n  --architecture TEXT=fox-pro", r"^Training:\n  --tokens INT=\d+", r"--learning-rate FLOAT=0\.\d+", r"\binitialization TEXT=normal"):
             self.assertRegex(shown, re.compile(line, re.MULTILINE))
         described = self.done("describe")
         members = re.findall(r"^  (\w+) ", described[:described.index("on compute capability")], re.MULTILINE)

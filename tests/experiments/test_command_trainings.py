@@ -188,7 +188,7 @@ class Trainings(CommandTest):
 
         named = "init -q", "-c user.name=a -c user.email=b commit -q --allow-empty -m first"
         for words, folder, environment in (
-            ("no checkout around", checkout("tarball"), {"LETHE_COMMIT": ""}),
+            ("none around", checkout("tarball"), {"LETHE_COMMIT": ""}),
             ("", checkout("named"), {"LETHE_COMMIT": "f" * 40}),
             ("a checkout that git refuses", checkout("no_commit", "init -q"), {}),
             ("a checkout that git refuses", checkout("foreign", *named), {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}),

@@ -164,7 +164,7 @@ TEST(AttentionInputs, RefuseWhatDoesNotFitWithItsName) {
       {"cosine: expected an even head dim, found 7", [](In& in) { in = random_products({.head_dim = 7}, at::kFloat); }},
       {"gate_bias: expected shape [3], found [2]", [](In& in) { in.gate_bias = in.gate_bias->narrow(0, 0, 2); }},
       {"gate_bias: expected none without gate_logits, found one", [](In& in) { in.gate_logits = {}; }},
-      {"epsilon: expected a number >= 0, found -1", [](In& in) { in.epsilon = -1; }},
+      {"epsilon: expected a finite number >= 0, found -1", [](In& in) { in.epsilon = -1; }},
   };
   for (const auto& [expected, spoil] : cases)
     EXPECT_NE(message_of(spoil).find(expected), std::string::npos) << message_of(spoil);

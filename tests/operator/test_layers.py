@@ -203,6 +203,8 @@ class Layers(unittest.TestCase):
                 (lambda: lethe.add_rms_norm(x, None, w, EPSILON, torch.int32), "dtype: expected float64"),
                 (lambda: lethe.add_rms_norm(x.half(), None, w.float(), EPSILON, torch.bfloat16),
                  "residual: expected dtype Float or BFloat16, found Half"),
+                (lambda: lethe.add_rms_norm(x, None, w, -1e-6, double), r"epsilon: expected a finite number >= 0, found -1e-06"),
+                (lambda: lethe.gated_output(normal(1, 2, 3, 4), None, normal(12), float("nan")), "epsilon: expected a finite number >= 0"),
                 (lambda: lethe.scaled_heads(normal(2, 5, 8), normal(2, 5, 3)), "x: expected as many columns for each of the heads"),
                 (lambda: lethe.gated_skip(normal(2, 5, 2, 4), normal(2, 5, 8), normal(3), normal(2, 5, 8)), "skip: expected shape"),
                 (lambda: lethe.swiglu(normal(3, 7)), "gate_and_up: expected an even number of columns, found 7"),

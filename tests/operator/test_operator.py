@@ -201,6 +201,11 @@ class Operator(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "lethe::_forgetting_attention_backward"):
             gradient.sum().backward()
 
+    def test_names_the_argument_of_an_implementation_that_is_asked_for(self):
+        query, key, value, _ = inputs(5)
+        with self.assertRaisesRegex(RuntimeError, r"key: expected 4 dimensions \[B,Tk,H,D\], found 2"):
+            torch.ops.lethe.forgetting_attention_implementation(query, key[0, 0], value)
+
     def test_has_its_shapes_on_the_meta_device(self):
         tensors = [t.detach().to("meta") for t in inputs(5, key_length=300, dtype=torch.bfloat16)]
         values, log_normalizer, visited = torch.ops.lethe.forgetting_attention_with_statistics(*tensors)

@@ -32,7 +32,7 @@ NormedSumRstd add_rms_norm_gradient_shapes(const at::Tensor& grad_normed, const 
 }
 
 void check_add_rms_norm(const at::Tensor& residual, const std::optional<at::Tensor>& branch, const at::Tensor& weight,
-                        at::ScalarType dtype) {
+                        double epsilon, at::ScalarType dtype) {
   const at::ScalarType wide = accumulation_dtype(dtype);
   check_layout("residual", residual);
   check_layout("weight", weight);
@@ -50,13 +50,14 @@ void check_add_rms_norm(const at::Tensor& residual, const std::optional<at::Tens
   }
   check_like("weight", weight, wide, residual, "residual");
   check_shape("weight", weight, {residual.sym_size(-1)});
+  check_epsilon(epsilon);
 }
 
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const std::optional<at::Tensor>& branch,
                                                 const at::Tensor& weight, double epsilon, at::ScalarType dtype) {
-  check_add_rms_norm(residual, branch, weight, dtype);
+  check_add_rms_norm(residual, branch, weight, epsilon, dtype);
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_add_rms_norm_forward", "")
                              .typed<decltype(add_rms_norm_shapes)>();

@@ -69,7 +69,7 @@ void check_arguments(const AttentionInputArguments& in) {
     check_like("gate_bias", *in.gate_bias, accumulation_dtype(dtype), first);
     check_shape("gate_bias", *in.gate_bias, {in.heads});
   }
-  TORCH_CHECK(in.epsilon >= 0, "epsilon: expected a number >= 0, found ", in.epsilon);
+  check_epsilon(in.epsilon);
 }
 
 void check_gradients(const HeadInputs& gradients, const AttentionInputArguments& in) {

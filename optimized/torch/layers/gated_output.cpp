@@ -27,7 +27,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> gated_output_gradient_shapes(cons
 }
 
 void check_gated_output(const at::Tensor& o, const std::optional<at::Tensor>& gate,
-                        const std::optional<at::Tensor>& norm) {
+                        const std::optional<at::Tensor>& norm, double epsilon) {
   check_layout("o", o);
   check_floating("o", o);
   check_rank("o", o, 4, "[B,T,H,D]");
@@ -43,13 +43,14 @@ void check_gated_output(const at::Tensor& o, const std::optional<at::Tensor>& ga
     check_like("norm", *norm, accumulation_dtype(o.scalar_type()), o, "o");
     check_shape("norm", *norm, {width});
   }
+  check_epsilon(epsilon);
 }
 
 }  // namespace
 
 at::Tensor gated_output(const at::Tensor& o, const std::optional<at::Tensor>& gate,
                         const std::optional<at::Tensor>& norm, double epsilon) {
-  check_gated_output(o, gate, norm);
+  check_gated_output(o, gate, norm, epsilon);
   if (!gate && !norm) return o.flatten(2);
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("lethe::_gated_output_forward", "")

@@ -188,7 +188,7 @@ void reverse(const StateChunkGradient& chunk) {
         Row<N> gradient = load<N>(d_state + i * kWidth);
         add_scaled(gradient, d_o, q[i]);
         add_scaled(d_write, gradient, k[i]);
-        for_k[r] = products(gradient, write);
+        if constexpr (!kDelta) for_k[r] = products(gradient, write);
         for_q[r] = products(before, d_o) + write_and_read * k[i];
         if constexpr (!kDelta) {
           if constexpr (kRule == StateRule::kBothGates) {
@@ -206,8 +206,10 @@ void reverse(const StateChunkGradient& chunk) {
         store(gradient, d_state + i * kWidth);
       }
       *reinterpret_cast<Lanes*>(d_q + begin) += sums_of(for_q);
-      *reinterpret_cast<Lanes*>(d_k + begin) += sums_of(for_k);
-      if constexpr (!kDelta) *reinterpret_cast<Lanes*>(d_f + begin) += sums_of(for_f);
+      if constexpr (!kDelta) {
+        *reinterpret_cast<Lanes*>(d_k + begin) += sums_of(for_k);
+        *reinterpret_cast<Lanes*>(d_f + begin) += sums_of(for_f);
+      }
     }
     if constexpr (kDelta) {
       const Row<N> residual = load<N>(forward.residual + t * kWidth);
@@ -220,13 +222,14 @@ void reverse(const StateChunkGradient& chunk) {
           const int64_t i = begin + r;
           const Row<N> before = load<N>(decayed + i * kWidth);
           Row<N> gradient = load<N>(d_state + i * kWidth);
+          // Both shares of k in one addition, as a tile of its own adds them.
+          for_k[r] = products(gradient, write) - products(before, d_write);
           add_scaled(gradient, d_write, -k[i]);
-          for_k[r] = products(before, d_write);
           for_f[r] = products(gradient, before);
           multiply(gradient, f[i]);
           store(gradient, d_state + i * kWidth);
         }
-        *reinterpret_cast<Lanes*>(d_k + begin) -= sums_of(for_k);
+        *reinterpret_cast<Lanes*>(d_k + begin) += sums_of(for_k);
         *reinterpret_cast<Lanes*>(d_f + begin) += sums_of(for_f);
       }
     }

@@ -51,7 +51,7 @@ at::Tensor gated_output(const at::Tensor& o, const std::optional<at::Tensor>& ga
 /// reads    x [B,T,H·D]; scale [B,T,H] float32 (float64)
 /// returns  [B,T,H,D] in the dtype of x
 /// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
-/// cost     one read and one write of each array; backward the same. On the CPU a few of Torch's operations
+/// cost     one read and one write of each array; backward the same
 at::Tensor scaled_heads(const at::Tensor& x, const at::Tensor& scale);
 
 /// y = (o + skip ⊙ x) ⊙ silu(gate), skip a number a head: what a state gives, what passes by it, and the output gate.
@@ -60,8 +60,7 @@ at::Tensor scaled_heads(const at::Tensor& x, const at::Tensor& scale);
 /// reads    o [B,T,H,D], copied where it is not contiguous; x, gate [B,T,H·D] in its dtype; skip [H] float32 (float64)
 /// returns  [B,T,H·D] in the dtype of o
 /// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
-/// cost     one read and one write of each array; backward reads o, x and gate again, and a float32 partial sum of skip's gradient a block. On the
-///          CPU a few of Torch's operations
+/// cost     one read and one write of each array; backward reads o, x and gate again, and a float32 partial sum of skip's gradient a block
 at::Tensor gated_skip(const at::Tensor& o, const at::Tensor& x, const at::Tensor& skip, const at::Tensor& gate);
 
 /// A causal convolution of every channel with a few weights of its own, and SiLU where wanted:

@@ -153,16 +153,23 @@ class Layers(unittest.TestCase):
                  "gated_output": (normal(2, 500, 5, 14, dtype=f), normal(2, 500, 70, dtype=f), normal(70, dtype=f), EPSILON),
                  "scaled_heads": (normal(2, 500, 70, dtype=f), normal(2, 500, 5, dtype=f)),
                  "gated_skip": (normal(2, 500, 5, 14, dtype=f), normal(2, 500, 70, dtype=f), normal(5, dtype=f), normal(2, 500, 70, dtype=f)),
+                 # One head and one token: what a library would divide among threads.
+                 "scaled_heads, one token": (normal(1, 1, 100001, dtype=f), normal(1, 1, 1, dtype=f)),
+                 "gated_skip, one head": (normal(1, 1001, 1, 129), normal(1, 1001, 129), normal(1), normal(1, 1001, 129)),
+                 "gated_skip, one head in float32": (normal(1, 1001, 1, 129, dtype=f), normal(1, 1001, 129, dtype=f), normal(1, dtype=f),
+                                                     normal(1, 1001, 129, dtype=f)),
                  "short_convolution": (normal(2, 500, 70, dtype=f), normal(70, 4, dtype=f), normal(70, dtype=f), normal(2, 3, 70, dtype=f), True)}
         threads = torch.get_num_threads()
         try:
             for name, arguments in calls.items():
+                called = operator(name.split(",")[0])
                 torch.set_num_threads(1)
-                alone = run(operator(name), arguments)
-                torch.set_num_threads(3)
-                several = run(operator(name), arguments)
-                for a, e in zip((*several[0], *several[1]), (*alone[0], *alone[1])):
-                    self.assertTrue(torch.equal(a, e), name)
+                alone = run(called, arguments)
+                for count in (2, 3):
+                    torch.set_num_threads(count)
+                    several = run(called, arguments)
+                    for a, e in zip((*several[0], *several[1]), (*alone[0], *alone[1])):
+                        self.assertTrue(torch.equal(a, e), f"{name}, {count} threads")
         finally:
             torch.set_num_threads(threads)
 

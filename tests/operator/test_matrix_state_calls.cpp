@@ -246,9 +246,10 @@ TEST(MatrixStateCalls, TakeAGateOfOneForNoGate) {
   EXPECT_FALSE(at::equal(std::get<0>(gated_state(q, k, v, in.at(Input::kLogKeyGate))), none));
 }
 
+// In float64, as sums are: float32 would hide in which order they were added.
 std::vector<at::Tensor> values_and_gradients(const char* name, const StateShape& shape) {
   StateTensors inputs =
-      state_tensors(state_heads(shape, Dtype::kFloat32, {"initial"}, 8), shape.batch, Dtype::kFloat32);
+      state_tensors(state_heads(shape, Dtype::kFloat64, {"initial"}, 8), shape.batch, Dtype::kFloat64);
   const reference::Variant& variant = variant_named(name);
   for (const Input input : variant.inputs) inputs[input].requires_grad_();
   const StateCall& call =

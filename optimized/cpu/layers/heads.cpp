@@ -1,48 +1,94 @@
-// scaled_heads and gated_skip as Torch's operations in the dtype of the scale: their share of a layer is small.
-#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/empty.h>
 
+#include "optimized/cpu/instruction_set.hpp"
+#include "optimized/cpu/layers/heads_kernels.hpp"
 #include "optimized/cpu/layers/layers.hpp"
+#include "optimized/cpu/layers/rows.hpp"
+#include "optimized/operators/rows.hpp"
 
 namespace lethe::cpu {
-namespace {
 
 using at::Tensor;
 
-// [B,T,H·D] as [B,T,H,D].
-Tensor of_heads(const Tensor& rows, int64_t heads) { return rows.unflatten(2, {heads, rows.size(2) / heads}); }
+LETHE_CHOICE(HeadsKernels, heads_kernels)
 
-}  // namespace
-
-Tensor scaled_heads_forward(const Tensor& x, const Tensor& scale) {
-  return of_heads(x, scale.size(2)).to(scale.scalar_type()).mul(scale.unsqueeze(3)).to(x.scalar_type()).contiguous();
+Tensor scaled_heads_forward(const Tensor& x_rows, const Tensor& scales) {
+  const Tensor x = x_rows.contiguous(), scale = scales.contiguous();
+  const int64_t heads = scale.size(2), head_dim = x.size(2) / heads;
+  const Tensor values = at::empty({x.size(0), x.size(1), heads, head_dim}, x.options());
+  const ScaledHeadsRows rows{.heads = heads,
+                             .head_dim = head_dim,
+                             .x = x.const_data_ptr(),
+                             .scale = scale.const_data_ptr(),
+                             .values = values.mutable_data_ptr(),
+                             .grad_values = nullptr,
+                             .grad_x = nullptr,
+                             .grad_scale = nullptr};
+  const auto kernel = heads_kernels().scaled_forward[storage_index(x.scalar_type())];
+  for_rows(x.size(0) * x.size(1), x.size(2), [&](int64_t begin, int64_t end) { kernel(rows, begin, end); });
+  return values;
 }
 
-std::tuple<Tensor, Tensor> scaled_heads_backward(const Tensor& grad_values, const Tensor& x, const Tensor& scale) {
-  const Tensor arriving = grad_values.to(scale.scalar_type()).contiguous();
-  const Tensor sums = of_heads(x, scale.size(2)).to(scale.scalar_type()).mul(arriving).sum(3);
-  return {arriving.mul(scale.unsqueeze(3)).to(x.scalar_type()).flatten(2).contiguous(), sums};
+std::tuple<Tensor, Tensor> scaled_heads_backward(const Tensor& grad_values, const Tensor& x_rows,
+                                                 const Tensor& scales) {
+  const Tensor x = x_rows.contiguous(), scale = scales.contiguous(), arriving = grad_values.contiguous();
+  const Tensor grad_x = at::empty(x.sizes(), x.options()), grad_scale = at::empty(scale.sizes(), scale.options());
+  const ScaledHeadsRows rows{.heads = scale.size(2),
+                             .head_dim = x.size(2) / scale.size(2),
+                             .x = x.const_data_ptr(),
+                             .scale = scale.const_data_ptr(),
+                             .values = nullptr,
+                             .grad_values = arriving.const_data_ptr(),
+                             .grad_x = grad_x.mutable_data_ptr(),
+                             .grad_scale = grad_scale.mutable_data_ptr()};
+  const auto kernel = heads_kernels().scaled_backward[storage_index(x.scalar_type())];
+  for_rows(x.size(0) * x.size(1), x.size(2), [&](int64_t begin, int64_t end) { kernel(rows, begin, end); });
+  return {grad_x, grad_scale};
 }
 
-Tensor gated_skip_forward(const Tensor& o, const Tensor& x, const Tensor& skip, const Tensor& gate) {
-  const at::ScalarType wide = skip.scalar_type();
-  const Tensor read = o.to(wide).add(of_heads(x, o.size(2)).to(wide).mul(skip.unsqueeze(1))).flatten(2);
-  const Tensor logits = gate.to(wide);
-  return read.mul(logits).mul(logits.sigmoid()).to(o.scalar_type()).contiguous();
+Tensor gated_skip_forward(const Tensor& o_rows, const Tensor& x_rows, const Tensor& skips, const Tensor& gate_rows) {
+  const Tensor o = o_rows.contiguous(), x = x_rows.contiguous(), skip = skips.contiguous(),
+               gate = gate_rows.contiguous();
+  const Tensor values = at::empty(x.sizes(), x.options());
+  const GatedSkipRows rows{.heads = o.size(2),
+                           .head_dim = o.size(3),
+                           .o = o.const_data_ptr(),
+                           .x = x.const_data_ptr(),
+                           .gate = gate.const_data_ptr(),
+                           .skip = skip.const_data_ptr(),
+                           .values = values.mutable_data_ptr(),
+                           .grad_values = nullptr,
+                           .grad_o = nullptr,
+                           .grad_x = nullptr,
+                           .grad_gate = nullptr};
+  const auto kernel = heads_kernels().skip_forward[storage_index(x.scalar_type())];
+  for_rows(x.size(0) * x.size(1), x.size(2), [&](int64_t begin, int64_t end) { kernel(rows, begin, end); });
+  return values;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> gated_skip_backward(const Tensor& grad_values, const Tensor& o,
-                                                               const Tensor& x, const Tensor& skip,
-                                                               const Tensor& gate) {
-  const at::ScalarType wide = skip.scalar_type(), dtype = o.scalar_type();
-  const int64_t heads = o.size(2);
-  const Tensor given = of_heads(x, heads).to(wide), factors = skip.unsqueeze(1),
-               arriving = grad_values.to(wide).contiguous(), logits = gate.to(wide);
-  const Tensor open = logits.sigmoid(), silu = logits.mul(open);
-  const Tensor read = o.to(wide).add(given.mul(factors)).flatten(2);
-  const Tensor grad_gate = arriving.mul(read).mul(open.add(silu.mul(open.neg().add(1))));
-  const Tensor grad_read = of_heads(arriving.mul(silu), heads);
-  return {grad_read.to(dtype).contiguous(), grad_read.mul(factors).flatten(2).to(dtype).contiguous(),
-          grad_read.mul(given).sum({0, 1, 3}), grad_gate.to(dtype).contiguous()};
+std::tuple<Tensor, Tensor, Tensor, Tensor> gated_skip_backward(const Tensor& grad_values, const Tensor& o_rows,
+                                                               const Tensor& x_rows, const Tensor& skips,
+                                                               const Tensor& gate_rows) {
+  const Tensor o = o_rows.contiguous(), x = x_rows.contiguous(), skip = skips.contiguous(),
+               gate = gate_rows.contiguous(), arriving = grad_values.contiguous();
+  const Tensor grad_o = at::empty(o.sizes(), o.options()), grad_x = at::empty(x.sizes(), x.options()),
+               grad_gate = at::empty(x.sizes(), x.options());
+  const GatedSkipRows rows{.heads = o.size(2),
+                           .head_dim = o.size(3),
+                           .o = o.const_data_ptr(),
+                           .x = x.const_data_ptr(),
+                           .gate = gate.const_data_ptr(),
+                           .skip = skip.const_data_ptr(),
+                           .values = nullptr,
+                           .grad_values = arriving.const_data_ptr(),
+                           .grad_o = grad_o.mutable_data_ptr(),
+                           .grad_x = grad_x.mutable_data_ptr(),
+                           .grad_gate = grad_gate.mutable_data_ptr()};
+  const auto kernel = heads_kernels().skip_backward[storage_index(x.scalar_type())];
+  const Tensor grad_skip =
+      sum_over_rows(x.size(0) * x.size(1), o.size(2), skip.options(),
+                    [&](int64_t begin, int64_t end, void* partial) { kernel(rows, begin, end, partial); });
+  return {grad_o, grad_x, grad_skip, grad_gate};
 }
 
 }  // namespace lethe::cpu

@@ -64,9 +64,8 @@ def run_on_the_cpu(module):
         part[name].get_multiprocessor_count = lambda device: 1
     for name in ("get_fwd_config", "get_bwd_kv_config", "get_bwd_q_config"):
         setattr(attention, name, lambda *sizes: (BLOCK, BLOCK, 1, 4))  # rows, columns, stages, warps
-    for kernels in [found for name, found in sys.modules.items() if name.startswith("forgetting_transformer.")]:
-        for kernel in vars(kernels).values():
-            take_one_configuration(kernel)
+    for tuned in tuned_kernels():
+        tuned.configs = tuned.configs[-1:]
 
     def forgetting_attention(q, k, v, log_fgate, *, head_first, sm_scale, adaptive_threshold=None):
         assert head_first
@@ -86,12 +85,27 @@ def run_on_the_cpu(module):
     part["fused_cross_entropy"].FusedCrossEntropyLoss.forward = cross_entropy
 
 
-def take_one_configuration(kernel):
-    """Of a kernel that Triton tunes; tuning needs a GPU's clock."""
-    while type(kernel).__module__.startswith("triton.runtime"):
-        if hasattr(kernel, "configs"):
-            kernel.configs = kernel.configs[-1:]
-        kernel = getattr(kernel, "fn", None)
+def tuned_kernels():
+    """Those of which Triton chooses a configuration by times that it takes; tuning needs a GPU's clock."""
+    for kernels in [found for name, found in sys.modules.items() if name.startswith("forgetting_transformer.")]:
+        for kernel in vars(kernels).values():
+            while type(kernel).__module__.startswith("triton.runtime"):
+                if hasattr(kernel, "configs"):
+                    yield kernel
+                kernel = getattr(kernel, "fn", None)
+
+
+@contextlib.contextmanager
+def last_configurations():
+    """Of every tuned kernel the last one, whatever the times were: another rounding, as another process may have."""
+    before = [(kernel, kernel.configs) for kernel in tuned_kernels()]
+    try:
+        for kernel, configs in before:
+            kernel.configs = configs[-1:]
+        yield
+    finally:
+        for kernel, configs in before:
+            kernel.configs = configs
 
 
 def official_model(module, pro, vocabulary, layers, width, heads, log_pruning_tolerance=None):

@@ -18,8 +18,9 @@ triton, transformers, einops and pytest. Ours is examples/fox.py on this suite's
 Judged against rounding. Exact is our model in float32 (cuda) or float64 (cpu). The distance of theirs to it may be at most twice that of ours, and
 the scale's floor more: relative for a gradient, nats for the loss. Then both train on the same eight random batches with AdamW from the same weights;
 means of a window of steps may be at most `courses` nats apart, or twice as far as those of the official code from its own with each batch's sequences
-in reverse order, which only rounding tells apart; the latter was added after a run on a GPU whose FoX (LLaMA) was beyond the former. On the CPU the
-same comparison must find our norms with ten times their epsilon.
+in reverse order and, on a GPU, every kernel that Triton tunes in the last of its configurations: only rounding tells these apart, as it does two
+processes whose times tuned them otherwise. This was added after a run on a GPU whose FoX (LLaMA) was beyond the former, the configurations after two
+more; how far both are from the exact course is printed. On the CPU the same comparison must find our norms with ten times their epsilon.
 
 Exit status: 0 equal, 1 not, 2 where something is missing; the one line says what.
 """
@@ -40,7 +41,7 @@ from pathlib import Path
 
 from compare_training import mlp_width
 from loss_curves import WARM_UP, in_groups
-from official_fox import ON_THE_CPU, Missing, expect, import_official, official_model
+from official_fox import ON_THE_CPU, Missing, expect, import_official, last_configurations, official_model
 from report.files import write_whole
 from report.parity import ARCHITECTURES, AT_MOST, faults, page
 
@@ -267,21 +268,24 @@ def course(rivals, model, steps, reversed_batches=False):
 
 
 def train_both(rivals, steps, suite):
-    """The losses of ours and theirs, of the suite's own model where it is built, and of theirs again; theirs to the others."""
+    """The losses of ours, theirs and the exact one, of the suite's own model where it is built, and of theirs again; theirs to the others."""
     again = rivals.official_of(rivals.scale.vocabulary)
     again.load_state_dict(rivals.ours.state_dict())
     courses = {"lethe": suite.course(steps)} if suite and steps > WARM_UP else {}
-    courses |= {name: course(rivals, getattr(rivals, name), steps) for name in ("ours", "theirs")}
-    courses["again"] = course(rivals, again, steps, reversed_batches=True)
-    return {"losses": courses} | judged_courses(courses, rivals.scale)
+    courses |= {name: course(rivals, getattr(rivals, name), steps) for name in ("ours", "theirs", "exact")}
+    with last_configurations():
+        courses["again"] = course(rivals, again, steps, reversed_batches=True)
+    return {"losses": courses, "again_in_last_configurations": True} | judged_courses(courses, rivals.scale)
 
 
 def judged_courses(courses, scale):
-    """How far the others are from theirs at most, theirs from itself, and whether that explains the others."""
-    at_most = {name: largest_difference(one, courses["theirs"], scale.window) for name, one in courses.items() if name != "theirs"}
-    itself = at_most.pop("again")
+    """How far the others are from theirs at most, theirs from itself, and whether that explains the others; how far ours and theirs are from exact."""
+    apart_from = lambda name, other: largest_difference(courses[name], courses[other], scale.window)
+    at_most = {name: apart_from(name, "theirs") for name in courses if name in ("ours", "lethe")}
+    itself = apart_from("again", "theirs")
     limit = max(scale.courses, AT_MOST * itself) if itself < math.inf else math.nan
-    return {"at_most": at_most, "itself": itself, "apart": any(not apart <= limit for apart in at_most.values())}
+    return {"at_most": at_most, "itself": itself, "from_exact": {name: apart_from(name, "exact") for name in ("ours", "theirs")},
+            "apart": any(not apart <= limit for apart in at_most.values())}
 
 
 def largest_difference(ours, theirs, window):

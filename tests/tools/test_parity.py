@@ -43,13 +43,14 @@ class Judgement(unittest.TestCase):
 
     def test_courses_may_be_twice_as_far_apart_as_theirs_from_itself(self):
         scale = SCALES["cpu"]  # windows of one step, 1e-4 nats
-        judged = lambda ours, again: judged_courses({"ours": [1.0, ours], "theirs": [1.0, 2.0], "again": [1.0, again]}, scale)
+        judged = lambda ours, again: judged_courses({"ours": [1.0, ours], "theirs": [1.0, 2.0], "exact": [1.0, 1.9], "again": [1.0, again]}, scale)
         self.assertFalse(judged(2.00009, 2.0)["apart"])
         self.assertTrue(judged(2.00011, 2.0)["apart"])
         self.assertFalse(judged(2.0019, 1.999)["apart"])
         self.assertTrue(judged(2.0021, 1.999)["apart"])
         self.assertAlmostEqual(judged(2.0, 1.999)["itself"], 1e-3)
         self.assertEqual(list(judged(2.0, 1.999)["at_most"]), ["ours"])
+        self.assertEqual([round(apart, 12) for apart in judged(2.0, 1.999)["from_exact"].values()], [0.1, 0.1])
         self.assertTrue(judged(2.0, math.nan)["apart"])
         self.assertTrue(judged(math.nan, 2.0)["apart"])
 

@@ -10,6 +10,7 @@ namespace lethe {
 ///
 /// reads    x [..., n]; weight [m,n] in the dtype of x; gradient [m,n] float32, or the dtype of x
 /// returns  [..., m] in the dtype of x; differentiable once, in x
+/// throws   c10::Error "name: expected …, found …" for another shape, dtype or device; c10::NotImplementedError in a backward with create_graph
 /// cost     2·N·m·n FLOPs forward, 4·N·m·n backward; no copy of dW
 /// numerics dW is accumulated in float32 by the product itself on CUDA, and rounded to the dtype of x before it is added on a CPU
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& gradient);
@@ -17,6 +18,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 /// linear(swiglu(gate_and_up), weight, gradient), whose backward computes swiglu(gate_and_up) again instead of keeping it.
 ///
 /// reads    gate_and_up [..., 2n]
+/// throws   as linear
 /// cost     as linear and swiglu, and one more swiglu backward; keeps gate_and_up alone
 at::Tensor linear_of_swiglu(const at::Tensor& gate_and_up, const at::Tensor& weight, const at::Tensor& gradient);
 

@@ -27,9 +27,11 @@ using at::Tensor;
 // ATen's formulas: any dtype and device.
 void rows_by_aten(const LogitRows& rows) {
   const Tensor logits = rows.logits.narrow(1, 0, rows.vocabulary).to(rows.losses.scalar_type());
-  const Tensor unknown = rows.labels.lt(0).logical_or_(rows.labels.ge(rows.vocabulary));
-  const Tensor labels = rows.labels.masked_fill(unknown, 0).unsqueeze(1);
   const Tensor log_normalizer = logits.logsumexp(1, true);
+  // A logit of +∞ makes a NaN of the loss, as in a softmax less its maximum.
+  const Tensor unknown =
+      rows.labels.lt(0).logical_or_(rows.labels.ge(rows.vocabulary)).logical_or_(log_normalizer.isposinf().squeeze(1));
+  const Tensor labels = rows.labels.masked_fill(unknown, 0).unsqueeze(1);
   rows.losses.copy_(log_normalizer.sub(logits.gather(1, labels)).squeeze(1).masked_fill_(unknown, NAN));
   rows.correct.copy_(logits.argmax(1, true).eq(labels).squeeze(1).logical_and_(rows.losses.isnan().logical_not_()));
   if (!rows.scale) return;
@@ -76,13 +78,16 @@ int64_t default_rows(const Tensor& hidden, int64_t padded_vocabulary) {
 }
 
 void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t vocabulary, int64_t rows_at_once) {
+  check_layout("hidden", hidden);
+  check_layout("weight", weight);
+  check_layout("labels", labels);
   check_rank("hidden", hidden, 2, "[N,d]");
   check_floating("hidden", hidden);
   check_rank("weight", weight, 2, "[V,d]");
   check_shape("weight", weight, {weight.sym_size(0), hidden.sym_size(1)});
-  check_like("weight", weight, hidden.scalar_type(), hidden);
+  check_like("weight", weight, hidden.scalar_type(), hidden, "hidden");
   check_shape("labels", labels, {hidden.sym_size(0)});
-  check_like("labels", labels, at::kLong, hidden);
+  check_like("labels", labels, at::kLong, hidden, "hidden");
   TORCH_CHECK(1 <= vocabulary && vocabulary <= weight.size(0), "vocabulary: expected 1 … ", weight.size(0),
               ", the rows of weight, found ", vocabulary);
   TORCH_CHECK(rows_at_once >= 0, "rows_at_once: expected at least 0, found ", rows_at_once);
@@ -127,8 +132,9 @@ LinearCrossEntropy linear_cross_entropy(const Tensor& hidden, const Tensor& weig
 LinearCrossEntropy linear_cross_entropy_with_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
                                                        int64_t vocabulary, double scale, Tensor& weight_gradient,
                                                        int64_t rows_at_once) {
+  check_layout("weight_gradient", weight_gradient);
   check_shape("weight_gradient", weight_gradient, weight.sym_sizes());
-  check_like("weight_gradient", weight_gradient, accumulation_dtype(hidden.scalar_type()), hidden);
+  check_like("weight_gradient", weight_gradient, accumulation_dtype(hidden.scalar_type()), hidden, "hidden");
   check_scale(scale, hidden.scalar_type());
   return run(hidden, weight, labels, vocabulary, scale, &weight_gradient, rows_at_once);
 }

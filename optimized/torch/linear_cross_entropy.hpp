@@ -18,9 +18,9 @@ struct LinearCrossEntropy {
 ///
 ///   l_nv = w_v·h_n,   loss_n = log Σ_{v<V} e^{l_nv} − l_{n,label_n}
 ///
-/// reads    hidden [N,d]; weight [Vp,d] of its dtype, float64, float32, bfloat16 or float16, 1 ≤ V ≤ Vp, whose rows V … Vp − 1 are padding;
-///          labels [N] int64; rows_at_once: of a chunk of logits, 0: up to 2²⁹ bytes of logits on CUDA, 2²³ logits elsewhere
-/// returns  losses and correct; NaN and false where a label is outside 0 … V − 1, or a logit of the row is NaN
+/// reads    hidden [N,d]; weight [Vp,d] of its dtype, float64, float32, bfloat16 or float16, 1 ≤ V ≤ Vp, whose rows V … Vp − 1 are padding, of
+///          finite numbers; labels [N] int64; rows_at_once: of a chunk of logits, 0: up to 2²⁹ bytes of logits on CUDA, 2²³ logits elsewhere
+/// returns  losses and correct; NaN and false where a label is outside 0 … V − 1, or a logit of the row is NaN or +∞
 /// throws   c10::Error "name: expected …, found …" for a wrong shape, dtype or device
 /// cost     2·N·d·Vp FLOPs; one chunk of logits
 /// numerics logits rounded to the dtype of hidden; exponentials and sums in the dtype of the losses

@@ -130,7 +130,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> call_attention(const Tensor& 
     TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && query.sym_size(1) == key.sym_size(1),
                 "query: expected as many tokens as key with cu_seqlens, found shapes ", query.sym_sizes(), " and ",
                 key.sym_sizes());
-    gate = gate_of_sequences(log_forget, *options.cu_seqlens, "query", query);
+    gate = gate_of_sequences("log_forget", log_forget, *options.cu_seqlens, "query", query);
     if (!window) window = kWindowOfSequences;
   }
   static const auto op = c10::Dispatcher::singleton()
@@ -277,7 +277,8 @@ std::tuple<Tensor, Tensor> call_matrix_state(const Tensor& query, const Tensor& 
   check_rank("query", query, 4, "[B,T,H,K]");
   if (cu_seqlens) {
     TORCH_CHECK(!state, "state: expected none with cu_seqlens, whose sequences begin with 0, found one");
-    return call_matrix_state(query, key, value, gate_of_sequences(log_key_gate, *cu_seqlens, "query", query),
+    return call_matrix_state(query, key, value,
+                             gate_of_sequences("log_key_gate", log_key_gate, *cu_seqlens, "query", query),
                              log_value_gate, beta, state, scale, normalize, std::nullopt);
   }
   const MatrixStateInputs in{

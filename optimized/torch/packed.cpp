@@ -115,8 +115,8 @@ void check_readable_numbers(const at::Tensor& cu_seqlens, int64_t length) {
 
 }  // namespace
 
-at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Tensor& cu_seqlens, const char* name,
-                             const at::Tensor& like) {
+at::Tensor gate_of_sequences(const char* gate_name, const std::optional<at::Tensor>& gate, const at::Tensor& cu_seqlens,
+                             const char* name, const at::Tensor& like) {
   check_layout("cu_seqlens", cu_seqlens);
   check_rank("cu_seqlens", cu_seqlens, 1, "[N+1]");
   check_rank(name, like, 4, "[1,T,H,D]");
@@ -132,8 +132,9 @@ at::Tensor gate_of_sequences(const std::optional<at::Tensor>& gate, const at::Te
   const at::Tensor open = gate ? *gate
                                : at::zeros_symint({1, length, like.sym_size(2)},
                                                   like.options().dtype(accumulation_dtype(like.scalar_type())));
-  TORCH_CHECK(open.dim() >= 2 && open.sym_size(1) == length, "cu_seqlens: expected gates of ", length,
-              " tokens, found shape ", open.sym_sizes());
+  check_like(gate_name, open, accumulation_dtype(like.scalar_type()), like, name);
+  TORCH_CHECK(open.dim() >= 2 && open.sym_size(1) == length, gate_name, ": expected ", length, " tokens as ", name,
+              ", found shape ", open.sym_sizes());
   if (open.sym_numel() == 0) return open;
   // An empty sequence at the end begins after the last token: the first token, which begins one anyhow, stands for it.
   const at::Tensor starts = at::remainder(at::clamp(cu_seqlens.to(at::kLong), 0, length), length).to(like.device());

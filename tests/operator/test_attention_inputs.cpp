@@ -150,6 +150,8 @@ TEST(AttentionInputs, RefuseWhatDoesNotFitWithItsName) {
   using In = AttentionInputProducts;
   const std::pair<const char*, std::function<void(In&)>> cases[] = {
       {"query: expected a tensor, found none", [](In& in) { in.query = at::Tensor(); }},
+      {"key_shift: expected a tensor, found none", [](In& in) { in.key_shift = at::Tensor(); }},
+      {"query_norm: expected a strided layout", [](In& in) { in.query_norm = in.query_norm->to_sparse(); }},
       {"query: expected 3 dimensions [B,T,H·D], found 2", [](In& in) { in.query = in.query[0]; }},
       {"query: expected a multiple of 5 heads in the last dimension, found 24", [](In& in) { in.heads = 5; }},
       {"heads: expected at least 1, found 0", [](In& in) { in.heads = 0; }},

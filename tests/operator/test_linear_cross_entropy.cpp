@@ -118,6 +118,14 @@ TEST(LinearCrossEntropy, SurvivesLogitsBeyondTheRangeOfExp) {
   }
 }
 
+TEST(LinearCrossEntropy, HasNoLossBesideALogitOfInfinity) {
+  const Tensor weight = at::tensor({INFINITY, 1.f, 2.f}, at::kFloat).unsqueeze(1);
+  const Tensor hidden = at::tensor({1.f, -1.f}, at::kFloat).unsqueeze(1);  // logits of +∞ and of −∞
+  const auto found = linear_cross_entropy(hidden, weight, at::tensor({1, 1}, at::kLong), 3);
+  EXPECT_TRUE(std::isnan(found.losses[0].item<float>()));
+  EXPECT_NEAR(found.losses[1].item<float>(), std::log1p(std::exp(-1)), 1e-6);
+}
+
 TEST(LinearCrossEntropy, SpoilsOnlyTheRowsOfUnknownLabels) {
   for (const int64_t unknown : {-1, 97, 103, 1 << 20}) {
     OutputHead head = random_output_head(6, 16, 97, 104, at::kDouble);
@@ -143,6 +151,8 @@ TEST(LinearCrossEntropy, NamesWhatIsWrong) {
     return "no error";
   };
   EXPECT_EQ(message([](OutputHead&) {}), "no error");
+  EXPECT_EQ(message([](OutputHead& h) { h.labels = h.labels.to_sparse(); }),
+            "labels: expected a strided layout, found Sparse");
   EXPECT_EQ(message([](OutputHead& h) { h.hidden = h.hidden[0]; }), "hidden: expected 2 dimensions [N,d], found 1");
   EXPECT_EQ(message([](OutputHead& h) { h.weight = h.weight.narrow(1, 0, 8); }),
             "weight: expected shape [104, 16], found [104, 8]");

@@ -209,6 +209,10 @@ class Packed(unittest.TestCase):
             (lambda: attend(sequences(), query[:, 1:]), "query: expected as many tokens as key with cu_seqlens, found shapes "),
             (lambda: lethe.gated_state(query, key, value, gate, None, torch.zeros(1, HEADS, DIM, DIM, device=DEVICE), cu_seqlens=sequences()),
              "state: expected none with cu_seqlens, whose sequences begin with 0, found one"),
+            (lambda: lethe.gated_state(query, key, value, gate.int(), None, cu_seqlens=sequences()),
+             "log_key_gate: expected dtype Float, found Int"),
+            (lambda: lethe.forgetting_attention(query, key, value, gate[:, 1:], cu_seqlens=sequences()),
+             f"log_forget: expected {total} tokens as query, found shape [1, {total - 1}, "),
         ):
             with self.subTest(message), self.assertRaises(RuntimeError) as caught:
                 call()

@@ -39,6 +39,7 @@ void check_add_rms_norm(const at::Tensor& residual, const std::optional<at::Tens
   check_floating("residual", residual);
   TORCH_CHECK(dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
               "dtype: expected float64, float32, bfloat16 or float16, found ", dtype);
+  if (wide == dtype) check_like("residual", residual, wide, residual);
   TORCH_CHECK(residual.scalar_type() == wide || residual.scalar_type() == dtype, "residual: expected dtype ", wide,
               " or ", dtype, ", found ", residual.scalar_type());
   TORCH_CHECK(residual.dim() >= 1 && residual.sym_size(-1) >= 1,

@@ -111,6 +111,11 @@ void check_arguments(const AttentionInputProducts& in) {
   check_layout("query", in.query);
   check_layout("key", in.key);
   check_layout("value", in.value);
+  for (const auto& [name, tensor] :
+       {std::pair("key_shift", &in.key_shift), std::pair("value_shift", &in.value_shift),
+        std::pair("query_norm", &in.query_norm), std::pair("key_norm", &in.key_norm), std::pair("cosine", &in.cosine),
+        std::pair("sine", &in.sine), std::pair("gate_logits", &in.gate_logits), std::pair("gate_bias", &in.gate_bias)})
+    if (*tensor) check_layout(name, **tensor);
   check_arguments(AttentionInputArguments{in.query, in.key, in.value, in.key_shift, in.value_shift, in.query_norm,
                                           in.key_norm, in.cosine, in.sine, in.gate_logits, in.gate_bias, in.heads,
                                           in.epsilon});

@@ -134,11 +134,11 @@ class MatrixState(unittest.TestCase):
                     # Gates that forget everything have a gradient of nearly 0.
                     floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
                     budget = 3e-3 if gate else unfolded(call, dtype) or BUDGET[dtype]
-                    # Strengths up to 2: with gates of 1 a write turns its key's value around, and the state keeps every error. Found were
-                    # 1.4 % of bfloat16's gate, 0.40 % of float16's strength and 0.51 % of its gate.
+                    # Strengths up to 2: with gates of 1 a write turns its key's value around, and the state keeps every error. On compute
+                    # capability 9.0 0.7 % of bfloat16's gate was found, and 0.8 % of float16's; by mma.sync 1.4 % of bfloat16's.
                     if call == "head-gated delta" and strongest > 1:
                         wide = dtype == torch.bfloat16 and gate and kind in ("open", "one")
-                        budget = 1e-2 if dtype == torch.float16 else 2e-2 if wide else budget
+                        budget = 1e-2 if dtype == torch.float16 or wide and HOPPER else 2e-2 if wide else budget
                     found = noted(worst_head(actual, expected[name], floor), call, dtype, name, strongest if "delta" in call else 1.0, gates=kind)
                     over |= beyond({name: found}, budget)
                 self.assertEqual(over, {})

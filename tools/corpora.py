@@ -118,8 +118,11 @@ def text_of(path: Path) -> Corpus:
     if not corpus.documents:
         found = f"none in {path}" + (f" (left out: {words(left_out)})" if left_out else "")
         raise WrongCall(f"corpus: expected 'bible', 'headers' or text (a file, or a folder with *{SUFFIX}), found {found}")
-    if (path / "INDEX.csv").is_file():
-        return split_by_index(corpus, path / "INDEX.csv")
+    index = path / "INDEX.csv"
+    if index.is_symlink() or index.exists():
+        if index.is_symlink() or not index.is_file():
+            raise WrongCall(f"{index}: expected a file, found {'a link' if index.is_symlink() else 'something else'}")
+        return split_by_index(corpus, index)
     if len(corpus.documents) < len(SPLITS):
         return split_by_position(corpus)
     split_by_name(corpus.documents)
@@ -176,12 +179,16 @@ def split_by_index(corpus: Corpus, index: Path) -> Corpus:
             rows = csv.DictReader(stream)
             if not {"file", "split"} <= set(rows.fieldnames or []):
                 raise WrongCall(f"{index}: expected the columns file and split, found {', '.join(rows.fieldnames or []) or 'none'}")
+            if others := [column for column in rows.fieldnames if column != "sha256" and column.lower() == "sha256"]:
+                raise WrongCall(f"{index}: expected the column sha256, found {others[0]}")
             for row in rows:
                 name, split = row["file"] or "", row["split"] or ""
                 if split_of.setdefault(name, split) != split:
                     raise WrongCall(f"{index}: expected one split of {name}, found {split_of[name]} and {split}")
-                if split in SPLITS and (digest := row.get("sha256")):
-                    digests[name] = digest
+                if split in SPLITS and "sha256" in rows.fieldnames:
+                    if not row["sha256"]:
+                        raise WrongCall(f"{index}: expected the SHA-256 of {name}, found none")
+                    digests[name] = row["sha256"]
     except (csv.Error, UnicodeDecodeError) as error:
         raise WrongCall(f"{index}: expected CSV in UTF-8, found {error}") from error
     names = {d.name for d in corpus.documents}

@@ -2,6 +2,7 @@
 #include "experiments/claims/claim.hpp"
 #include "experiments/data/sha256.hpp"
 #include "experiments/json_file.hpp"
+#include "experiments/training/stored_artefact.hpp"
 
 namespace lethe {
 namespace {
@@ -31,7 +32,9 @@ nlohmann::json Study::measured(const Artefact& model, const Measure& measure, co
   const nlohmann::json key = {{"measure", measure.name}, {"version", measure.version}, {"settings", settings}};
   const auto folder = model.folder / "measured";
   const auto file = folder / (sha256(key.dump()).substr(0, kHashDigits) + ".json");
-  if (std::filesystem::exists(file)) return read_sealed(file).at("value");
+  const nlohmann::json done = read_sealed(model.folder / "done.json");
+  if (std::filesystem::exists(file))
+    if (const nlohmann::json there = read_sealed(file); is_of_weights(there, done)) return there.at("value");
   if (!makes) {
     absent.push_back(model.folder);
     throw NotMeasured();
@@ -39,7 +42,7 @@ nlohmann::json Study::measured(const Artefact& model, const Measure& measure, co
   nlohmann::json found = key;
   found["value"] = nlohmann::json::parse(compute(model_of(*this, model)).dump());
   found["device"] = model.run.training.device;
-  found["weights_sha256"] = read_sealed(model.folder / "done.json").value("weights_sha256", "unknown");
+  found["weights_sha256"] = done.value("weights_sha256", "unknown");
   found.update(birth_certificate(model.folder, ""));
   found.erase("command_line");
   std::filesystem::create_directories(folder);

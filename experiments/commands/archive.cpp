@@ -18,15 +18,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Runs tar; its own messages, of several lines, are dropped.
+/// Runs tar; of its own messages, of several lines, an error has the first.
 void tar(const fs::path& file, const std::string& expected, const std::vector<std::string>& arguments) {
-  std::vector<std::string> call{"sh", "-c", "exec tar \"$@\" 2>/dev/null", "tar"};
+  std::vector<std::string> call{"sh", "-c", "LC_ALL=C exec tar \"$@\" 2>&1", "tar"};
   call.insert(call.end(), arguments.begin(), arguments.end());
   try {
     run_program(call);
   } catch (const ProgramFailed& failure) {
+    const std::string said = failure.output().substr(0, failure.output().find('\n'));
     throw std::runtime_error(file.string() + ": expected " + expected + ", found exit status " +
-                             std::to_string(failure.status()) + " of tar, which needs xz");
+                             std::to_string(failure.status()) + " of tar, which needs xz" +
+                             (said.empty() ? "" : " (" + as_utf8(said) + ")"));
   }
 }
 

@@ -48,12 +48,32 @@ StoredArtefact whole_artefact(const fs::path& folder) {
   return stored;
 }
 
-/// Copies all of an artefact but its weights.
+/// The measurements of an artefact, each with its file, whole and of the name that its settings give.
+///
+/// throws  std::invalid_argument, std::runtime_error naming the first that is not
+std::vector<std::pair<fs::path, nlohmann::json>> whole_measurements(const fs::path& folder) {
+  std::vector<std::pair<fs::path, nlohmann::json>> whole;
+  for (const fs::path& file : sorted_entries(folder / "measured")) {
+    if (file.extension() != ".json") continue;  // what a writer left that was ended
+    const nlohmann::json found = read_sealed(file);
+    for (const char* member : {"measure", "version", "settings", "value", "commit", "machine"})
+      if (!found.contains(member)) throw std::invalid_argument(file.string() + ": expected " + member + ", found none");
+    const nlohmann::json key = {
+        {"measure", found["measure"]}, {"version", found["version"]}, {"settings", found["settings"]}};
+    if (file.stem().string() != sha256(key.dump()).substr(0, kNameDigits))
+      throw std::invalid_argument(file.string() + ": expected the measurement of that name, found another");
+    whole.emplace_back(file, found);
+  }
+  return whole;
+}
+
+/// Copies all of an artefact but its weights, and measurements of weights that it had before.
 void copy_without_weights(const StoredArtefact& stored, const fs::path& to) {
-  fs::create_directories(to);
-  for (const char* file : {"run.json", "log.jsonl"}) fs::copy_file(stored.folder / file, to / file);
-  if (fs::exists(stored.folder / "measured"))
-    fs::copy(stored.folder / "measured", to / "measured", fs::copy_options::recursive);
+  read_log(stored.folder, [](const nlohmann::json&) {});
+  fs::create_directories(to / "measured");
+  for (const char* file : {"run.json", "log.jsonl"}) write_whole(to / file, read_whole(stored.folder / file));
+  for (const auto& [file, measurement] : whole_measurements(stored.folder))
+    if (is_of_weights(measurement, stored.done)) write_whole(to / "measured" / file.filename(), read_whole(file));
   nlohmann::json done = stored.done;
   done["weights"] = "absent";
   write_sealed(to / "done.json", done);
@@ -71,7 +91,10 @@ std::vector<fs::path> trainings_below(const fs::path& models) {
 
 void pack_bundle(const BundleOptions& options, const Place& place) {
   std::vector<fs::path> folders;
-  for (const std::string& name : options.names) folders.push_back(find_artefact(place.models(), name).folder);
+  for (const std::string& name : options.names) {
+    const fs::path folder = find_artefact(place.models(), name).folder;
+    if (std::ranges::find(folders, folder) == folders.end()) folders.push_back(folder);
+  }
   const OutputFile output(options.to);
   if (options.names.empty()) folders = finished_artefacts(place.models());
   if (folders.empty())
@@ -109,13 +132,14 @@ void check_artefact(const fs::path& folder, const fs::path& models) {
   };
   expect_name(sha256(identity), "an imported run");
   read_log(folder, [](const nlohmann::json&) {});
-  for (const fs::path& file : sorted_entries(folder / "measured")) {
-    const nlohmann::json found = read_sealed(file), key = {{"measure", found.at("measure")},
-                                                           {"version", found.at("version")},
-                                                           {"settings", found.at("settings")}};
-    if (file.stem().string() != sha256(key.dump()).substr(0, kNameDigits))
-      throw std::invalid_argument(file.string() + ": expected the measurement of that name, found another");
-  }
+  for (const char* member : {"commit", "dirty", "machine"})
+    if (!stored.done.contains(member))
+      throw std::invalid_argument((folder / "done.json").string() + ": expected " + member + ", found none");
+  for (const auto& [file, measurement] : whole_measurements(folder))
+    if (!is_of_weights(measurement, stored.done))
+      throw std::invalid_argument(file.string() + ": expected a measurement of the weights " +
+                                  stored.done["weights_sha256"].get<std::string>() + ", found one of " +
+                                  measurement["weights_sha256"].get<std::string>());
   const fs::path ours = models / name;
   if (is_finished(ours))
     expect_name(sha256(whole_artefact(ours).done.at("identity").get<std::string>()), "a run of ours");
@@ -160,7 +184,7 @@ Imported merge_artefact(const fs::path& folder, const fs::path& models) {
     } else if (!are_one_training(folder, ours)) {
       continue;  // another import was first
     }
-    for (const fs::path& file : sorted_entries(folder / "measured")) {
+    for (const auto& [file, _] : whole_measurements(folder)) {
       const fs::path target = ours / "measured" / file.filename();
       if (fs::exists(target)) continue;
       write_whole(target, read_whole(file));
@@ -181,11 +205,18 @@ Imported import_bundles(const std::vector<std::string>& files, const fs::path& m
     fs::create_directories(contents);
     unpack(file, contents);
     naming_members(file, contents, [&] {
-      const auto format = read_sealed(contents / "bundle.json").value("format", nlohmann::json(0));
+      const nlohmann::json bundle = read_sealed(contents / "bundle.json"),
+                           format = bundle.value("format", nlohmann::json(0));
       if (format != kBundleFormat)
-        throw std::invalid_argument(file + ": expected a bundle of format " + std::to_string(kBundleFormat) +
-                                    (format > kBundleFormat ? " (a newer lethe wrote it: update this one)" : "") +
-                                    ", found " + shown(format));
+        throw std::invalid_argument(
+            file + ": expected a bundle of format " + std::to_string(kBundleFormat) +
+            (format.is_number() && format > kBundleFormat ? " (a newer lethe wrote it: update this one)" : "") +
+            ", found " + shown(format));
+      const nlohmann::json runs = bundle.value("runs", nlohmann::json::array());
+      if (runs.empty()) throw std::invalid_argument(file + ": expected runs in bundle.json, found none");
+      for (const nlohmann::json& run : runs)
+        if (const std::string name = run.at("name"); !fs::is_directory(contents / "models" / name))
+          throw std::invalid_argument(file + ": expected the model " + name + ", which bundle.json names, found none");
     });
   }
   for (size_t number = 0; number < files.size(); ++number)  // all before the first copy

@@ -30,6 +30,10 @@ inline CLI::Validator number_between(double low, double high = std::numeric_limi
   const auto wrong = [=](const std::string& text) {
     double value;
     const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= low && value <= high;
+    const bool is_whole = text.find_first_not_of("0123456789") == std::string::npos;
+    if (good && is_whole && value >= 0x1p63)  // a whole number would be cut to what 64 bits hold
+      return "expected a number from " + written(low) + " to " + std::to_string(std::numeric_limits<int64_t>::max()) +
+             ", found " + shortened(text);
     return good ? std::string() : "expected a number " + range + ", found " + shortened(text);
   };
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");

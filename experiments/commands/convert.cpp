@@ -84,7 +84,6 @@ Run converted_run(const ConvertOptions& options, const Artefact& source) {
           std::make_shared<const Conversion>(conversion.get<Conversion>())};
   run.model.mixer = in_the_place_of(source.run.model.mixer.all().front(), options.mixer, options.no_rope);
   run.training.total_tokens = source.run.training.total_tokens / 4;
-  run.training.warmup_tokens = -1;  // set after the number of tokens
   const nlohmann::json mixer = run.model.mixer.all().front();
   for (const auto& [member, _] : options.members)
     for (const Knob& knob : kMixerKnobs)
@@ -92,7 +91,10 @@ Run converted_run(const ConvertOptions& options, const Artefact& source) {
         throw std::invalid_argument(std::string(knob.option) + ": expected an option of the mixer " +
                                     mixer.at("name").get<std::string>() + ", found one that it has not");
   run = with_members(run, options.members, options.settings);
-  if (run.training.warmup_tokens < 0) run.training.warmup_tokens = run.training.total_tokens / 20;
+  const auto is_warmup = [](const std::string& member) { return member.starts_with("warmup_tokens"); };
+  if (std::ranges::none_of(options.members, is_warmup, &std::pair<std::string, std::string>::first) &&
+      std::ranges::none_of(options.settings, is_warmup))
+    run.training.warmup_tokens = run.training.total_tokens / 20;
   if (run.training.corpus != source.run.training.corpus)
     throw std::invalid_argument("corpus: expected the source's, " + source.run.training.corpus + ", found " +
                                 run.training.corpus);

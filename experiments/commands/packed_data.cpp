@@ -60,17 +60,29 @@ fs::path unpack_dataset(const fs::path& list, const fs::path& root) {
   const nlohmann::json packed = read_sealed(list);
   for (const char* member : {"format", "name", "content_sha256", "parts"})
     if (!packed.contains(member)) throw std::invalid_argument(list.string() + ": expected " + member + ", found none");
+  for (const char* member : {"name", "content_sha256"})
+    if (!packed[member].is_string())
+      throw std::invalid_argument(list.string() + ": " + member + ": expected a text, found " + shown(packed[member]));
+  const auto is_part = [](const nlohmann::json& part) {
+    return part.is_object() && part.value("file", nlohmann::json()).is_string() &&
+           part.value("sha256", nlohmann::json()).is_string();
+  };
+  if (!packed["parts"].is_array() || !std::ranges::all_of(packed["parts"], is_part))
+    throw std::invalid_argument(list.string() + ": parts: expected a list of files with their SHA-256, found " +
+                                shown(packed["parts"]));
   const std::string name = packed.at("name"), content = packed.at("content_sha256");
   if (packed.at("format") != kPartsFormat || name.empty() || fs::path(name).filename() != name || name.starts_with("."))
     throw std::invalid_argument(list.string() + ": expected format " + std::to_string(kPartsFormat) +
                                 " and the name of a folder, found " + packed.at("format").dump() + " and " + name);
   const fs::path target = root / name;
-  if (fs::exists(target)) {
+  const auto is_there = [&] {
+    if (!fs::exists(target)) return false;
     if (const std::string found = Dataset(target).content_hash(); found != content)
       throw std::invalid_argument(target.string() + ": expected no dataset or that with content " + content +
                                   ", found " + found);
-    return target;
-  }
+    return true;
+  };
+  if (is_there()) return target;
   const ScratchFolder scratch(root);
   const fs::path archive = scratch.path() / "archive", contents = scratch.path() / "contents";
   std::ofstream joined(archive, std::ios::binary);
@@ -90,7 +102,10 @@ fs::path unpack_dataset(const fs::path& list, const fs::path& root) {
     if (const std::string found = Dataset(contents).content_hash(); found != content)
       throw std::invalid_argument(list.string() + ": expected a dataset with content " + content + ", found " + found);
   });
-  fs::rename(contents, target);
+  std::error_code other;
+  fs::rename(contents, target, other);
+  if (other && !is_there())  // else another call was first
+    throw fs::filesystem_error("rename", target, other);
   return target;
 }
 

@@ -45,6 +45,12 @@ void expect_name(const std::filesystem::path& folder, const std::string& name) {
 
 }  // namespace
 
+bool is_of_weights(const json& measurement, const json& done) {
+  constexpr const char *kMember = "weights_sha256", *kUnknown = "unknown";
+  const json measured = measurement.value(kMember, json(kUnknown)), trained = done.value(kMember, json(kUnknown));
+  return measured == trained || measured == kUnknown || trained == kUnknown;
+}
+
 std::vector<std::filesystem::path> other_trainings(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> found;
   for (int number = 1;; ++number) {

@@ -71,6 +71,7 @@ class Calls(CommandTest):
             ("found dekay (did you mean decay?)", "convert", "some-model", "--mixer", "dekay"),
             ("expected one of float32, bfloat16, found float16 (did you mean", "export", "some-model", "--output", "x", "--dtype", "float16"),
             ("--seed: expected a number of at least 0, found -1", "generate", "some-model", "--seed", "-1"),
+            ("--top: expected a number from 0 to 9223372036854775807, found 18446744073709551616", "generate", "some-model", "--top", str(2**64)),
             (f"--layers: expected a whole number, found \"{99 * '9'}…\n", "describe", "--layers", 400 * "9"),
             (f"--tokens: expected a number of at least 1, found {100 * '9'}…\n", "generate", "some-model", "--tokens", 400 * "9"),
             (f"--threads: expected a number from 0 to {max(64, os.cpu_count())}, found {100 * '9'}…\n", "list", "--threads", 400 * "9"),

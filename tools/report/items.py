@@ -6,7 +6,7 @@ from collections import Counter
 
 from report.files import BadResult
 from report.markdown import measured_words, table
-from report.results import machine_folders, sound_claims
+from report.results import SCALES, machine_folders, sound_claims
 
 COLUMNS = ["paper", "item", "says", "state", "claims", "why"]
 STATES = {
@@ -16,7 +16,7 @@ STATES = {
     "open": "can be run here; has not been",
     "out of reach": "needs models, data or judges that are not at hand",
 }
-SCALES = ("smoke", "quick", "gpu", "paper")
+
 TITLES = {"FoX": "Forgetting Transformer (FoX)", "ACP": "Adaptive Computation Pruning (ACP)", "Curve": "Forgetting Curve (Curve)",
           "T2FW": "Decaying Fast Weights (T2FW)", "page": "The explainer page on FoX"}
 

@@ -155,6 +155,7 @@ def claim_folder(root, certificate):
 
 
 CERTIFICATE = ("experiment", "title", "verdict", "scale", "dataset", "commit", "dirty", "command_line", "time", "machine", "versions")
+SCALES = ("smoke", "quick", "gpu", "paper")  # the smallest first
 VERDICTS = {
     "reproduced": "the paper gives a range, and the whole of measured ± band lies inside",
     "trend reproduced": "the paper gives a direction, and the whole of measured ± band lies on that side",
@@ -179,6 +180,8 @@ def load_claim(root, certificate_path):
             if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
                 raise BadResult(f"{file}: expected the file that {certificate_path.name} names, found {'another' if file.exists() else 'none'}")
     read_json(certificate_path, CERTIFICATE)
+    if certificate["scale"] not in SCALES:
+        raise BadResult(f"{certificate_path}: scale: expected one of {', '.join(SCALES)}, found {str(certificate['scale'])[:80]}")
     for verdict in [certificate["verdict"], *(comparison["verdict"] for comparison in certificate["comparisons"])]:
         if verdict not in VERDICTS:
             raise BadResult(f"{certificate_path}: verdict: expected one of {', '.join(VERDICTS)}, found {str(verdict)[:80]}")
@@ -282,6 +285,11 @@ def claims_and_faults(root, folder, use):
                 claims.append((float(claim.about["order"]), claim.name, claim))
         except Exception as error:  # noqa: BLE001 (any damage)
             faults.append(fault(path, error))
+    if claims:
+        for table in sorted(folder.glob("*.csv")):
+            certificate = folder / (table.name.removesuffix(".csv").removesuffix(".points") + ".json")
+            if not certificate.exists():
+                faults.append(fault(certificate, BadResult(f"{certificate}: expected the certificate of {table.name}, found none")))
     return [claim for *_, claim in sorted(claims, key=lambda row: row[:2])], faults
 
 

@@ -99,6 +99,19 @@ TEST_F(MeasuredFiles, AreRefusedWhereTheFileIsDamaged) {
   EXPECT_THROW(ask({"width"}), std::exception);
 }
 
+TEST_F(MeasuredFiles, OfOtherWeightsAreMadeAgain) {
+  ask({"width"});
+  nlohmann::json done = read_sealed(model.folder / "done.json");
+  done["weights_sha256"] = std::string(64, '0');
+  write_sealed(model.folder / "done.json", done);
+  study.makes = false;
+  EXPECT_THROW(ask({"width"}), NotMeasured);
+  study.makes = true;
+  EXPECT_EQ(ask({"width"}), 2);
+  EXPECT_EQ(ask({"width"}), 2);
+  EXPECT_EQ(read_sealed(only_file()).at("weights_sha256"), std::string(64, '0'));
+}
+
 TEST_F(MeasuredFiles, AreNotMadeByAStudyThatMakesNone) {
   study.makes = false;
   EXPECT_THROW(ask({"width"}), NotMeasured);

@@ -118,6 +118,8 @@ class Splits(InAFolder):
             (b"file,split\na.txt,train\na.txt,test\n", "expected one split of a.txt, found train and test"),
             (b"file,split\n\xff.txt,train\n", "expected CSV in UTF-8"),
             (b"file,split\n" + b"x" * 200_000, "expected CSV in UTF-8"),
+            (b"file,split,sha256\na.txt,train\n", "expected the SHA-256 of a.txt, found none"),
+            (b"file,split,SHA256\na.txt,train,00\n", "expected the column sha256, found SHA256"),
         ):
             with self.subTest(message):
                 (source / "INDEX.csv").write_bytes(content)
@@ -126,6 +128,10 @@ class Splits(InAFolder):
         with open(source / "INDEX.csv", "wb") as sparse:
             sparse.truncate(1 << 40)
         with self.assertRaisesRegex(corpora.WrongCall, "expected at most"):
+            corpora.text_of(source)
+        (source / "INDEX.csv").unlink()
+        (source / "INDEX.csv").symlink_to("nowhere")
+        with self.assertRaisesRegex(corpora.WrongCall, "INDEX.csv: expected a file, found a link"):
             corpora.text_of(source)
 
 

@@ -5,6 +5,7 @@ usage: test_farm.py LETHE [unittest arguments]
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,6 +195,12 @@ class Bundles(Machines):
         subprocess.run(["tar", "-cJf", file, "-C", folder, "."], check=True)
         return file
 
+    def change(self, file: Path, **members):
+        """Sealed again: a whole file with other members."""
+        whole = json.loads(file.read_text()) | members
+        del whole["sha256"]
+        file.write_text(sealed(whole))
+
     def test_of_parts_are_parts_of_the_runs(self):
         (first, of_first), (second, of_second) = self.parts
         self.assertEqual((len(first), len(second)), (2, 1))
@@ -223,6 +230,8 @@ class Bundles(Machines):
         folder, table = self.unpacked(), self.machine("table")
         (name, _) = sorted(path.name for path in (folder / "models").iterdir())
         (folder / "models" / name).rename(folder / "models" / ("0" * 16))
+        runs = json.loads((folder / "bundle.json").read_text())["runs"]
+        self.change(folder / "bundle.json", runs=[run | {"name": "0" * 16 if run["name"] == name else run["name"]} for run in runs])
         self.refused(table.call("bundle", "import", self.repacked(folder)), 2, "0" * 16, name)
         self.assertEqual(table.artefacts("run.json"), set())
 
@@ -258,12 +267,53 @@ class Bundles(Machines):
         cut.write_bytes(Path(self.files[0]).read_bytes()[:-100])
         self.refused(table.call("bundle", "import", str(cut)), 1, "cut.tar.xz: expected a tar.xz archive")
 
+    def test_that_are_whole_but_no_ones_are_refused_by_the_file(self):
+        table = self.machine("table")
+        for number, (spoil, message) in enumerate((
+            (lambda model: self.change(next(model.glob("measured/*.json")), weights_sha256="0" * 64),
+             "expected a measurement of the weights .*, found one of 0{64}"),
+            (lambda model: self.change(model / "done.json", machine=None) or self.without(model / "done.json", "machine"),
+             "done.json: expected machine, found none"),
+            (lambda model: self.without(next(model.glob("measured/*.json")), "value"), "expected value, found none"),
+            (shutil.rmtree, "expected the model [0-9a-f]{16}, which bundle.json names, found none"),
+            (lambda model: self.change(model.parents[1] / "bundle.json", runs=[]), "expected runs in bundle.json, found none"),
+        )):
+            with self.subTest(message):
+                folder = self.folder / f"spoilt {number}"
+                folder.mkdir()
+                subprocess.run(["tar", "-xJf", self.files[0], "-C", folder], check=True)
+                spoil(sorted((folder / "models").iterdir())[0])
+                result = table.call("bundle", "import", self.repacked(folder))
+                self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), result.stderr)
+                self.assertRegex(result.stderr, message)
+                self.assertEqual(table.artefacts("run.json"), set())
+
+    def without(self, file: Path, member: str):
+        whole = json.loads(file.read_text())
+        file.write_text(sealed({name: value for name, value in whole.items() if name not in ("sha256", member)}))
+
+    def test_are_packed_of_whole_measurements_of_these_weights_alone(self):
+        machine = self.machine("packing")
+        machine.done("bundle", "import", *self.files)
+        name = sorted(machine.artefacts())[0]
+        first, *_ = sorted((machine.models / name / "measured").glob("*.json"))
+        first.with_suffix(".json.new").write_text("{")  # as a writer leaves that was ended
+        machine.done("bundle", name, name, "--to", str(self.folder / "once.tar.xz"))
+        self.assertIn("imported 1 models", self.machine("other").done("bundle", "import", str(self.folder / "once.tar.xz")))
+        whole = first.read_text()
+        self.change(first, weights_sha256="0" * 64)
+        self.assertIn(": 1 models", machine.done("bundle", name, "--to", str(self.folder / "without.tar.xz")))
+        listed = subprocess.run(["tar", "-tJf", self.folder / "without.tar.xz"], check=True, capture_output=True, text=True).stdout
+        self.assertNotIn(first.name, listed)
+        first.write_text(whole[:-20])
+        self.refused(machine.call("bundle", name, "--to", str(self.folder / "never.tar.xz")), 2, first.name)
+        self.assertFalse((self.folder / "never.tar.xz").exists())
+
     def test_keep_another_training_of_a_run_beside_it(self):
         folder, table, third = self.unpacked(), self.machine("table"), self.machine("third")
         done = next((folder / "models").glob("*/done.json"))
-        members = json.loads(done.read_text()) | {"weights_sha256": "0" * 64}
-        del members["sha256"]
-        done.write_text(sealed(members))
+        for file in (done, *done.parent.glob("measured/*.json")):
+            self.change(file, weights_sha256="0" * 64)
         again, name = self.repacked(folder), done.parent.name
         for machine, files in ((table, (self.files[0], again)), (third, (str(self.folder / "both.tar.xz"),))):
             machine.done("bundle", "import", *files)

@@ -127,6 +127,15 @@ class Damage(WithCheckout):
                                 f"inconclusive at this scale, "
                                 f"out of reach here, found proved")
 
+    def test_of_a_scale_and_of_a_table_without_certificate_are_named(self):
+        path = self.checkout.machine / "ablations.json"
+        path.write_text(json.dumps(CERTIFICATE | {"scale": "huge"}))
+        _, (fault,) = sound_claims(self.checkout.root, self.checkout.machine)
+        self.assertEqual(fault, f"{path}: scale: expected one of smoke, quick, gpu, paper, found huge")
+        (self.other / "lost.points.csv").write_text("")
+        _, (fault,) = sound_claims(self.checkout.root, self.other)
+        self.assertEqual(fault, f"{self.other / 'lost.json'}: expected the certificate of lost.points.csv, found none")
+
     def test_of_measurements_is_one_line(self):
         random_of, seen = random.Random(41), 0
         shutil.copytree(SOURCE / "results" / "h200", self.checkout.results / "h200")

@@ -158,7 +158,8 @@ MixerLayer state_layer(const Weights& weights, const StateProjections& projectio
   const Product products = weights.product(matrices);
   return [=](const Tensor& x, Rotations& rotations, std::any* trace, Past* past) {
     // The operator would reject NaN gates as a wrong call; here they mean that the training has diverged.
-    if (x.is_cpu() && !torch::isfinite(x).all().item<bool>()) throw NotFinite("activation: expected finite numbers");
+    if (x.is_cpu() && !torch::isfinite(x).all().item<bool>())
+      throw NotFinite("activation: expected finite numbers, found others");
     const std::vector<Tensor> product = products.pieces(x);
     StateInputs in = inputs_of(projections, rule, product, rotations, past ? past->tokens : 0);
     const int64_t value_dim = in.value.size(-1);

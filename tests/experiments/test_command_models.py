@@ -158,7 +158,7 @@ class Models(CommandTest):
         self.refused(2, "--forget-gate: expected full, bias_only or fixed", *gated, "--forget-gate", "none")
         self.refused(2, "--state-size: expected an option of the mixer local, found one that it has not",
                      "--root", self.root, "convert", softmax, "--mixer", "local", "--state-size", "8")
-        self.refused(2, "warmup_tokens", "--root", self.root, "convert", softmax, "--mixer", "decay", "--warmup-tokens", "-7")
+        self.refused(2, "--warmup-tokens: expected 0", "--root", self.root, "convert", softmax, "--mixer", "decay", "--warmup-tokens", "-7")
         self.refused(2, "source: expected softmax attention", "--root", self.root, "convert", str(self.folder), "--mixer", "decay")
 
     def test_are_listed_with_their_state_and_one_broken_blocks_none(self):

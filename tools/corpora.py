@@ -120,8 +120,8 @@ def text_of(path: Path) -> Corpus:
         raise WrongCall(f"corpus: expected 'bible', 'headers' or text (a file, or a folder with *{SUFFIX}), found {found}")
     index = path / "INDEX.csv"
     if index.is_symlink() or index.exists():
-        if index.is_symlink() or not index.is_file():
-            raise WrongCall(f"{index}: expected a file, found {'a link' if index.is_symlink() else 'something else'}")
+        if not index.is_file():
+            raise WrongCall(f"{index}: expected a file, found something else")
         return split_by_index(corpus, index)
     if len(corpus.documents) < len(SPLITS):
         return split_by_position(corpus)
@@ -168,7 +168,7 @@ def files_below(folder: Path) -> tuple[list[Path], Counter]:
 def split_by_index(corpus: Corpus, index: Path) -> Corpus:
     """Keeps the documents that INDEX.csv gives to a split; it may list more files, and splits for other uses.
 
-    A column sha256 names the text of each: one that is absent or has another hash is refused.
+    A column sha256 names the text of each: one that is absent, has no hash there or another one is refused.
     """
     if (size := index.stat().st_size) > LARGEST_INDEX:
         raise WrongCall(f"{index}: expected at most {LARGEST_INDEX} bytes, found {size}")
@@ -179,8 +179,9 @@ def split_by_index(corpus: Corpus, index: Path) -> Corpus:
             rows = csv.DictReader(stream)
             if not {"file", "split"} <= set(rows.fieldnames or []):
                 raise WrongCall(f"{index}: expected the columns file and split, found {', '.join(rows.fieldnames or []) or 'none'}")
-            if others := [column for column in rows.fieldnames if column != "sha256" and column.lower() == "sha256"]:
-                raise WrongCall(f"{index}: expected the column sha256, found {others[0]}")
+            others = [column for column in rows.fieldnames if column.strip().lower() == "sha256"]
+            if others and "sha256" not in others:
+                raise WrongCall(f"{index}: expected the column sha256, found {others[0]!r}")
             for row in rows:
                 name, split = row["file"] or "", row["split"] or ""
                 if split_of.setdefault(name, split) != split:

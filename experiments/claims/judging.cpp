@@ -180,10 +180,8 @@ Judged judge_one(const Experiment& experiment, const Context& context, const std
     judged.lacks = "a measurement that it asks for is absent";
   } catch (const std::invalid_argument& error) {
     judged.lacks = error.what();
-  } catch (const nlohmann::json::exception& error) {
-    judged.lacks =
-        std::string("expected the members that lethe writes of its models and measurements, found another: ") +
-        error.what();
+  } catch (const nlohmann::json::exception&) {
+    judged.lacks = "expected the members that lethe writes, found one absent or another";
   }
   return judged;
 }

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Runs tar; of its own messages, of several lines, an error has the first.
+/// Runs tar; an error quotes the first line of what it said.
 void tar(const fs::path& file, const std::string& expected, const std::vector<std::string>& arguments) {
   std::vector<std::string> call{"sh", "-c", "LC_ALL=C exec tar \"$@\" 2>&1", "tar"};
   call.insert(call.end(), arguments.begin(), arguments.end());

@@ -67,9 +67,11 @@ std::vector<std::pair<fs::path, nlohmann::json>> whole_measurements(const fs::pa
   return whole;
 }
 
-/// Copies all of an artefact but its weights, and measurements of weights that it had before.
+/// Copies an artefact without its weights and without measurements of other weights.
+///
+/// throws  naming the log or the measurement that is damaged
 void copy_without_weights(const StoredArtefact& stored, const fs::path& to) {
-  read_log(stored.folder, [](const nlohmann::json&) {});
+  read_log(stored.folder, [](const nlohmann::json&) {});  // checks its hash
   fs::create_directories(to / "measured");
   for (const char* file : {"run.json", "log.jsonl"}) write_whole(to / file, read_whole(stored.folder / file));
   for (const auto& [file, measurement] : whole_measurements(stored.folder))
@@ -168,7 +170,7 @@ fs::path place_of(const fs::path& folder, const fs::path& models) {
   return place;
 }
 
-/// Copies the files that our folder of an imported training lacks.
+/// Copies the files that our folder of an imported training lacks, and those of which it has a measurement of other weights.
 ///
 /// returns  what was new, models 0 or 1
 Imported merge_artefact(const fs::path& folder, const fs::path& models) {
@@ -186,7 +188,7 @@ Imported merge_artefact(const fs::path& folder, const fs::path& models) {
     }
     for (const auto& [file, _] : whole_measurements(folder)) {
       const fs::path target = ours / "measured" / file.filename();
-      if (fs::exists(target)) continue;
+      if (fs::exists(target) && is_of_weights(read_sealed(target), read_sealed(ours / "done.json"))) continue;
       write_whole(target, read_whole(file));
       ++imported.measurements;
     }
@@ -241,9 +243,9 @@ void add_bundle(CLI::App& app, const Place& place) {
   command->footer(
       "A bundle has runs, logs, done.json and measurements with their certificates. Where it is imported, lethe run "
       "finds\n"
-      "the models as trained and reads what claims ask of them; nothing that is there is replaced. Another training of "
-      "a\n"
-      "run that is there is kept beside it, for lethe judge.\n"
+      "the models as trained and reads what claims ask of them; nothing that is there is replaced, but measurements "
+      "of\n"
+      "other weights. Another training of a run that is there is kept beside it, for lethe judge.\n"
       "Examples:\n"
       "  lethe bundle --to first.tar.xz\n"
       "  lethe bundle import first.tar.xz second.tar.xz");

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -30,13 +31,24 @@ inline CLI::Validator number_between(double low, double high = std::numeric_limi
   const auto wrong = [=](const std::string& text) {
     double value;
     const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= low && value <= high;
-    const bool is_whole = text.find_first_not_of("0123456789") == std::string::npos;
-    if (good && is_whole && value >= 0x1p63)  // a whole number would be cut to what 64 bits hold
-      return "expected a number from " + written(low) + " to " + std::to_string(std::numeric_limits<int64_t>::max()) +
-             ", found " + shortened(text);
     return good ? std::string() : "expected a number " + range + ", found " + shortened(text);
   };
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");
+}
+
+/// What a type of whole numbers holds: a larger one would be cut to that.
+template <typename Integer>
+CLI::Validator held_by() {
+  return CLI::Validator(
+      [](std::string& text) {
+        Integer value;
+        const auto end = std::from_chars(text.data(), text.data() + text.size(), value);
+        return end.ec != std::errc::result_out_of_range
+                   ? std::string()
+                   : "expected a number of at most " + std::to_string(std::numeric_limits<Integer>::max()) +
+                         ", found " + shortened(text);
+      },
+      "");
 }
 
 /// throws  std::invalid_argument for more processes than eight a core

@@ -82,6 +82,7 @@ void add_data(CLI::App& app, const Place& place) {
   add_corpus(*packed, *options);
   packed->add_option("--part-bytes", options->part_bytes, "Bytes of a part, at most; 0: as few parts as possible")
       ->check(number_between(0))
+      ->check(held_by<int64_t>())
       ->capture_default_str();
   packed->add_option("--to", options->to, "The folder to write in")->capture_default_str();
   packed->callback([options, &place] {

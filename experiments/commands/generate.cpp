@@ -35,6 +35,7 @@ void add_generate(CLI::App& app, const Place& place) {
   command->add_option("--prompt", options->prompt, "The text to continue; none: a document from its beginning");
   command->add_option("--tokens", options->drawing.tokens, "Tokens to write at most")
       ->check(number_between(1))
+      ->check(held_by<int64_t>())
       ->capture_default_str();
   command
       ->add_option("--temperature", options->drawing.temperature,
@@ -43,9 +44,11 @@ void add_generate(CLI::App& app, const Place& place) {
       ->capture_default_str();
   command->add_option("--top", options->drawing.top, "Draw among this many likeliest tokens; 0: all")
       ->check(number_between(0))
+      ->check(held_by<int64_t>())
       ->capture_default_str();
   command->add_option("--seed", options->drawing.seed, "Seed of the draws")
       ->check(number_between(0))
+      ->check(held_by<uint64_t>())
       ->capture_default_str();
   command->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->footer("Example:\n  lethe generate 3f2a --prompt 'In the beginning' --tokens 300");

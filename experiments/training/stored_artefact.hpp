@@ -25,8 +25,8 @@ struct StoredArtefact {
 /// returns  a reason in `broken` in place of an exception, whatever the folder holds
 StoredArtefact read_artefact(const std::filesystem::path& folder);
 
-/// Whether a measurement, a file of an artefact's folder measured/, is of the weights that done.json names. One of an earlier version
-/// names none, and counts as theirs.
+/// Whether a measurement, a file of an artefact's folder measured/, is of the weights that done.json names. Where one of the two is of an earlier
+/// version, which names none, it counts as theirs.
 bool is_of_weights(const nlohmann::json& measurement, const nlohmann::json& done);
 
 /// The folders of other trainings of the same run, folder/others/K/<name of the folder>, in the order of their import.

@@ -222,7 +222,7 @@ void reverse(const StateChunkGradient& chunk) {
           const int64_t i = begin + r;
           const Row<N> before = load<N>(decayed + i * kWidth);
           Row<N> gradient = load<N>(d_state + i * kWidth);
-          // Both shares of k in one addition, as a tile of its own adds them.
+          // Both shares of ∂k in one addition: of two, the order would depend on how a head's columns are divided among tasks.
           for_k[r] = products(gradient, write) - products(before, d_write);
           add_scaled(gradient, d_write, -k[i]);
           for_f[r] = products(gradient, before);

@@ -60,11 +60,12 @@ inline void check_scale(double scale, at::ScalarType dtype) {
               "scale: expected a finite number in float32, found ", scale);
 }
 
-/// That `epsilon`, which a norm adds to a mean of squares, is neither negative, infinite nor NaN.
+/// That `epsilon`, which a norm adds to a mean of squares, is neither negative, infinite nor NaN, in float32 either.
 ///
 /// throws  c10::Error "epsilon: expected a finite number >= 0, found <epsilon>"
 inline void check_epsilon(double epsilon) {
-  TORCH_CHECK(std::isfinite(epsilon) && epsilon >= 0, "epsilon: expected a finite number >= 0, found ", epsilon);
+  TORCH_CHECK(epsilon >= 0 && epsilon <= std::numeric_limits<float>::max(),
+              "epsilon: expected a finite number >= 0, found ", epsilon);
 }
 
 /// That `tensor` is of a dtype that queries, keys and values may have.

@@ -40,10 +40,9 @@ void check(const char* name, const Tensor& x, const Tensor& weight, const Tensor
   check_shape("gradient", gradient, weight.sym_sizes());
 }
 
-// What create_graph asks for: the buffer has no history, and dx would have none.
+// create_graph: the buffer has no history, and dx would have none.
 void refuse_second_derivative(const char* name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), name,
-                              ": expected one derivative, found a graph of it asked for");
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), name, ": expected a first derivative, found create_graph");
 }
 
 // Weight and gradient are kept as constants: an optimizer changes both in place between steps, which a saved variable's version check forbids.

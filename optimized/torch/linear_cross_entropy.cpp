@@ -132,6 +132,7 @@ LinearCrossEntropy linear_cross_entropy(const Tensor& hidden, const Tensor& weig
 LinearCrossEntropy linear_cross_entropy_with_gradients(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
                                                        int64_t vocabulary, double scale, Tensor& weight_gradient,
                                                        int64_t rows_at_once) {
+  check(hidden, weight, labels, vocabulary, rows_at_once);
   check_layout("weight_gradient", weight_gradient);
   check_shape("weight_gradient", weight_gradient, weight.sym_sizes());
   check_like("weight_gradient", weight_gradient, accumulation_dtype(hidden.scalar_type()), hidden, "hidden");

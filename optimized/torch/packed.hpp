@@ -13,7 +13,7 @@ inline constexpr int64_t kWindowOfSequences = int64_t{1} << 40;
 /// Gates that let nothing pass into a sequence from those before it: log f of each first token is −∞, a cut. Nothing else changes: a query never
 /// reads the gate of its sequence's first token, since D_ij = Σ_{j < l ≤ i} log f_l.
 ///
-/// reads    gate [1,T,…]: log f, the argument `gate_name`, on the device of `like` and in its accumulation dtype; absent: 0, [1,T,heads].
+/// reads    gate [1,T,…]: log f, the argument `gate_name`, any float dtype; absent: 0, [1,T,heads] on the device of `like` and in its accumulation dtype.
 ///          cu_seqlens [N+1] int32 or int64: 0 ≤ … ≤ T, the first token of each sequence, then T; equal neighbours are an empty sequence. Its
 ///          numbers are checked, on a GPU too; not while a CUDA graph is captured, in a compiled graph, or on a GPU without kernels of ours: there those
 ///          outside [0, T] count as the nearer end

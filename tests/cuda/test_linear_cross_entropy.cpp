@@ -2,6 +2,7 @@
 #include <ATen/Functions.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <cmath>
 #include <string>
 
 #include "tests/operator/output_head.hpp"
@@ -48,6 +49,18 @@ TEST(LinearCrossEntropyOnCuda, SpoilsOnlyTheRowsOfUnknownLabels) {
     EXPECT_FALSE(found.correct[2].item<bool>()) << dtype;
     EXPECT_TRUE(found.grad_hidden[2].isnan().all().item<bool>()) << dtype;
     EXPECT_TRUE(found.grad_hidden.slice(0, 3).equal(good.grad_hidden.slice(0, 3))) << dtype;
+  }
+}
+
+TEST(LinearCrossEntropyOnCuda, HasNoLossBesideALogitOfInfinity) {
+  LETHE_NEEDS_TORCH_GPU();
+  for (const auto [dtype, budget] : kCases) {
+    OutputHead head = random_output_head(6, 64, 97, 104, dtype, at::kCUDA);
+    head.hidden.abs_();
+    head.hidden[4].neg_();  // its logit is −∞
+    head.weight[50].fill_(INFINITY);
+    head.labels.fill_(3);
+    EXPECT_TRUE(result_of(head).losses.isnan().cpu().equal(at::arange(6).ne(4))) << dtype;
   }
 }
 

@@ -23,7 +23,8 @@ class Calls(CommandTest):
 
     def test_show_types_defaults_and_all_settings_by_group(self):
         shown = self.done("train", "--help")
-        for line in (r"^Model:\n  --architecture TEXT=fox-pro", r"^Training:\n  --tokens INT=\d+", r"--learning-rate FLOAT=0\.\d+", r"\binitialization TEXT=normal"):
+        for line in (r"^Model:\n  --architecture TEXT=fox-pro", r"^Training:\n  --tokens INT=\d+", r"--learning-rate FLOAT=0\.\d+",
+                     r"\binitialization TEXT=normal"):
             self.assertRegex(shown, re.compile(line, re.MULTILINE))
         described = self.done("describe")
         members = re.findall(r"^  (\w+) ", described[:described.index("on compute capability")], re.MULTILINE)
@@ -71,7 +72,9 @@ class Calls(CommandTest):
             ("found dekay (did you mean decay?)", "convert", "some-model", "--mixer", "dekay"),
             ("expected one of float32, bfloat16, found float16 (did you mean", "export", "some-model", "--output", "x", "--dtype", "float16"),
             ("--seed: expected a number of at least 0, found -1", "generate", "some-model", "--seed", "-1"),
-            ("--top: expected a number from 0 to 9223372036854775807, found 18446744073709551616", "generate", "some-model", "--top", str(2**64)),
+            ("--top: expected a number of at most 9223372036854775807, found 9223372036854775808", "generate", "some-model", "--top", str(2**63)),
+            ("--seed: expected a number of at most 18446744073709551615, found 18446744073709551616", "generate", "some-model", "--seed", str(2**64)),
+            ("some-model", "generate", "some-model", "--seed", str(2**64 - 1)),
             (f"--layers: expected a whole number, found \"{99 * '9'}…\n", "describe", "--layers", 400 * "9"),
             (f"--tokens: expected a number of at least 1, found {100 * '9'}…\n", "generate", "some-model", "--tokens", 400 * "9"),
             (f"--threads: expected a number from 0 to {max(64, os.cpu_count())}, found {100 * '9'}…\n", "list", "--threads", 400 * "9"),

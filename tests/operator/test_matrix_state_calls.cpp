@@ -246,7 +246,7 @@ TEST(MatrixStateCalls, TakeAGateOfOneForNoGate) {
   EXPECT_FALSE(at::equal(std::get<0>(gated_state(q, k, v, in.at(Input::kLogKeyGate))), none));
 }
 
-// In float64, as sums are: float32 would hide in which order they were added.
+// In float64, the type of the sums: rounding to float32 would hide their order.
 std::vector<at::Tensor> values_and_gradients(const char* name, const StateShape& shape) {
   StateTensors inputs =
       state_tensors(state_heads(shape, Dtype::kFloat64, {"initial"}, 8), shape.batch, Dtype::kFloat64);

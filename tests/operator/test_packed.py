@@ -210,7 +210,7 @@ class Packed(unittest.TestCase):
             (lambda: lethe.gated_state(query, key, value, gate, None, torch.zeros(1, HEADS, DIM, DIM, device=DEVICE), cu_seqlens=sequences()),
              "state: expected none with cu_seqlens, whose sequences begin with 0, found one"),
             (lambda: lethe.gated_state(query, key, value, gate.int(), None, cu_seqlens=sequences()),
-             "log_key_gate: expected dtype Float, found Int"),
+             "log_key_gate: expected dtype float64, float32, bfloat16 or float16, found Int"),
             (lambda: lethe.forgetting_attention(query, key, value, gate[:, 1:], cu_seqlens=sequences()),
              f"log_forget: expected {total} tokens as query, found shape [1, {total - 1}, "),
         ):

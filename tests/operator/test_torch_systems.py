@@ -200,6 +200,14 @@ class Autocast(unittest.TestCase):
                 assert log_forget.dtype == torch.bfloat16  # autocast's type of it
                 return lethe.forgetting_attention(query, query, query, log_forget) + lethe.gated_state(query, query, query, log_forget, None)[0]
 
+        def packed():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                query, log_forget = x.view(1, 12, 2, 8), -x[..., :2].reshape(1, 12, 2).square().bfloat16()
+                one = lethe.forgetting_attention(query, query, query, log_forget, cu_seqlens=torch.tensor([0, 12]))
+                return one, lethe.forgetting_attention(query, query, query, log_forget)
+
+        self.assertTrue(torch.equal(*packed()))
+
         for function in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
             weights.grad = gates.grad = None
             self.assertEqual(layer(weights, gates).dtype, torch.bfloat16)

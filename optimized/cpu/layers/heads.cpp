@@ -4,7 +4,6 @@
 #include "optimized/cpu/layers/heads_kernels.hpp"
 #include "optimized/cpu/layers/layers.hpp"
 #include "optimized/cpu/layers/rows.hpp"
-#include "optimized/operators/rows.hpp"
 
 namespace lethe::cpu {
 

@@ -42,8 +42,8 @@ void check_gated_output(const at::Tensor& o, const std::optional<at::Tensor>& ga
     check_layout("norm", *norm);
     check_like("norm", *norm, accumulation_dtype(o.scalar_type()), o, "o");
     check_shape("norm", *norm, {width});
+    check_epsilon(epsilon);
   }
-  check_epsilon(epsilon);
 }
 
 }  // namespace

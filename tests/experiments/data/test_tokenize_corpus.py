@@ -119,7 +119,8 @@ class Splits(InAFolder):
             (b"file,split\n\xff.txt,train\n", "expected CSV in UTF-8"),
             (b"file,split\n" + b"x" * 200_000, "expected CSV in UTF-8"),
             (b"file,split,sha256\na.txt,train\n", "expected the SHA-256 of a.txt, found none"),
-            (b"file,split,SHA256\na.txt,train,00\n", "expected the column sha256, found SHA256"),
+            (b"file,split,SHA256\na.txt,train,00\n", "expected the column sha256, found 'SHA256'"),
+            (b"file,split, sha256\na.txt,train,00\n", "expected the column sha256, found ' sha256'"),
         ):
             with self.subTest(message):
                 (source / "INDEX.csv").write_bytes(content)
@@ -131,7 +132,7 @@ class Splits(InAFolder):
             corpora.text_of(source)
         (source / "INDEX.csv").unlink()
         (source / "INDEX.csv").symlink_to("nowhere")
-        with self.assertRaisesRegex(corpora.WrongCall, "INDEX.csv: expected a file, found a link"):
+        with self.assertRaisesRegex(corpora.WrongCall, "INDEX.csv: expected a file, found something else"):
             corpora.text_of(source)
 
 

@@ -113,7 +113,7 @@ class Page(WithCheckout):
 
     def test_texts_are_escaped(self):
         comparison = CERTIFICATE["comparisons"][0] | {"statement": "<script>a & b"}
-        text = self.page(title="<script>", scale="<script>", comparisons=[comparison])
+        text = self.page(title="<script>", comparisons=[comparison])
         self.assertNotIn("<script>", text)
         self.assertIn("<strong>&lt;script&gt;a &amp; b</strong>", text)
         self.assertIn("<h2>&lt;script&gt;</h2>", text)

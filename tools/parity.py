@@ -20,7 +20,8 @@ the scale's floor more: relative for a gradient, nats for the loss. Then both tr
 means of a window of steps may be at most `courses` nats apart, or twice as far as those of the official code from its own with each batch's sequences
 in reverse order and, on a GPU, every kernel that Triton tunes in the last of its configurations: only rounding tells these apart, as it does two
 processes whose times tuned them otherwise. This was added after a run on a GPU whose FoX (LLaMA) was beyond the former, the configurations after two
-more; how far both are from the exact course, of half the steps, is printed. On the CPU the same comparison must find our norms with ten times their epsilon.
+more; how far both are from the exact course, of half the steps, is printed. On the CPU the same comparison must find our norms with ten times their
+epsilon.
 
 Exit status: 0 equal, 1 not, 2 where something is missing; the one line says what.
 """
@@ -280,12 +281,13 @@ def train_both(rivals, steps, suite):
 
 
 def judged_courses(courses, scale):
-    """How far the others are from theirs at most, theirs from itself, and whether that explains the others; how far ours and theirs are from exact."""
+    """How far the others are from theirs at most, theirs from itself, and whether that explains the others; ours and theirs from exact."""
     apart_from = lambda name, other, steps=None: largest_difference(courses[name][:steps], courses[other], scale.window)
     at_most = {name: apart_from(name, "theirs") for name in courses if name in ("ours", "lethe")}
     itself = apart_from("again", "theirs")
     limit = max(scale.courses, AT_MOST * itself) if itself < math.inf else math.nan
-    return {"at_most": at_most, "itself": itself, "from_exact": {name: apart_from(name, "exact", len(courses["exact"])) for name in ("ours", "theirs")},
+    from_exact = {name: apart_from(name, "exact", len(courses["exact"])) for name in ("ours", "theirs")}
+    return {"at_most": at_most, "itself": itself, "from_exact": from_exact,
             "apart": any(not apart <= limit for apart in at_most.values())}
 
 

@@ -32,8 +32,7 @@ nlohmann::json Study::measured(const Artefact& model, const Measure& measure, co
   const nlohmann::json key = {{"measure", measure.name}, {"version", measure.version}, {"settings", settings}};
   const auto folder = model.folder / "measured";
   const auto file = folder / (sha256(key.dump()).substr(0, kHashDigits) + ".json");
-  const auto done_file = model.folder / "done.json";
-  const nlohmann::json done = std::filesystem::exists(done_file) ? read_sealed(done_file) : nlohmann::json::object();
+  const nlohmann::json done = read_sealed(model.folder / "done.json");
   if (std::filesystem::exists(file))
     if (const nlohmann::json there = read_sealed(file); is_of_weights(there, done)) return there.at("value");
   if (!makes) {

@@ -36,7 +36,7 @@ inline CLI::Validator number_between(double low, double high = std::numeric_limi
   return CLI::Validator([wrong](std::string& text) { return wrong(text); }, "");
 }
 
-/// What a type of whole numbers holds: a larger one would be cut to that.
+/// A whole number that `Integer` holds. A larger one would be read as the largest, without an error.
 template <typename Integer>
 CLI::Validator held_by() {
   return CLI::Validator(

@@ -57,7 +57,8 @@ at::Tensor scaled_heads(const at::Tensor& x, const at::Tensor& scale);
 /// y = (o + skip ⊙ x) ⊙ silu(gate), skip a number a head: what a state gives, what passes by it, and the output gate.
 ///
 /// source   Dao & Gu 2024, "Mamba-2", Section 7
-/// reads    o [B,T,H,D]; x, gate [B,T,H·D] in its dtype; skip [H] float32 (float64). o is copied where it is not contiguous, on the CPU the others too
+/// reads    o [B,T,H,D]; x, gate [B,T,H·D] in its dtype; skip [H] float32 (float64); o copied where it is not contiguous, on
+///          the CPU the others too
 /// returns  [B,T,H·D] in the dtype of o
 /// throws   c10::Error "name: expected …, found …" for another dtype, device or shape
 /// cost     one read and one write of each array; backward reads o, x and gate again, and a float32 partial sum of skip's gradient a block

@@ -132,6 +132,7 @@ at::Tensor gate_of_sequences(const char* gate_name, const std::optional<at::Tens
   const at::Tensor open = gate ? *gate
                                : at::zeros_symint({1, length, like.sym_size(2)},
                                                   like.options().dtype(accumulation_dtype(like.scalar_type())));
+  check_like(gate_name, open, open.scalar_type(), like, name);  // its device
   check_floating(gate_name, open);  // of which type, the operator asks: autocast may have cast it by then
   TORCH_CHECK(open.dim() >= 2 && open.sym_size(1) == length, gate_name, ": expected ", length, " tokens as ", name,
               ", found shape ", open.sym_sizes());

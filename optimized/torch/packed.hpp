@@ -13,13 +13,13 @@ inline constexpr int64_t kWindowOfSequences = int64_t{1} << 40;
 /// Gates that let nothing pass into a sequence from those before it: log f of each first token is −∞, a cut. Nothing else changes: a query never
 /// reads the gate of its sequence's first token, since D_ij = Σ_{j < l ≤ i} log f_l.
 ///
-/// reads    gate [1,T,…]: log f, the argument `gate_name`, any float dtype; absent: 0, [1,T,heads] on the device of `like` and in its accumulation dtype.
-///          cu_seqlens [N+1] int32 or int64: 0 ≤ … ≤ T, the first token of each sequence, then T; equal neighbours are an empty sequence. Its
-///          numbers are checked, on a GPU too; not while a CUDA graph is captured, in a compiled graph, or on a GPU without kernels of ours: there those
-///          outside [0, T] count as the nearer end
+/// reads    gate [1,T,…]: log f, the argument `gate_name`, any float dtype; absent: 0, [1,T,heads] in the accumulation dtype of `like`. Both on
+///          the device of `like`. cu_seqlens [N+1] int32 or int64: 0 ≤ … ≤ T, the first token of each sequence, then T; equal neighbours are an
+///          empty sequence. Its numbers are checked, on a GPU too; not while a CUDA graph is captured, in a compiled graph, or on a GPU without
+///          kernels of ours: there those outside [0, T] count as the nearer end
 /// returns  a gate of the same shape, differentiable: the gradient at a first token is 0
-/// throws   c10::Error "cu_seqlens: expected …, found …", "name: expected a batch of one …" for `like`, the argument `name`, or the gate's name with its
-///          dtype, device or tokens
+/// throws   c10::Error "cu_seqlens: expected …, found …"; "name: expected a batch of one …" for `like`, the argument `name`; "gate_name: expected …"
+///          for a gate of another device, of no float dtype, or of other tokens
 /// cost     one copy of the gate; of numbers on a GPU, a wait for it, but where the tensor is one of the last four that the thread
 ///          has found right and Torch knows of no write since
 at::Tensor gate_of_sequences(const char* gate_name, const std::optional<at::Tensor>& gate, const at::Tensor& cu_seqlens,

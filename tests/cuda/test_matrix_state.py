@@ -134,8 +134,8 @@ class MatrixState(unittest.TestCase):
                     # Gates that forget everything have a gradient of nearly 0.
                     floor = 1e-3 * expected["query"].norm().item() if gate else 1e-30
                     budget = 3e-3 if gate else unfolded(call, dtype) or BUDGET[dtype]
-                    # Strengths up to 2: with gates of 1 a write turns its key's value around, and the state keeps every error. On compute
-                    # capability 9.0 0.7 % of bfloat16's gate was found, and 0.8 % of float16's; by mma.sync 1.4 % of bfloat16's.
+                    # Strengths up to 2: with gates of 1 a write turns its key's value around, and the state keeps every error. Found for the
+                    # gate on compute capability 9.0: 0.7 % in bfloat16, 0.8 % in float16; by mma.sync 1.4 % in bfloat16.
                     if call == "head-gated delta" and strongest > 1:
                         wide = dtype == torch.bfloat16 and gate and kind in ("open", "one")
                         budget = 1e-2 if dtype == torch.float16 or wide and HOPPER else 2e-2 if wide else budget

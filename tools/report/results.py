@@ -285,7 +285,7 @@ def claims_and_faults(root, folder, use):
                 claims.append((float(claim.about["order"]), claim.name, claim))
         except Exception as error:  # noqa: BLE001 (any damage)
             faults.append(fault(path, error))
-    if claims:
+    if claims:  # a folder of benchmarks has tables without certificates
         for table in sorted(folder.glob("*.csv")):
             certificate = folder / (table.name.removesuffix(".csv").removesuffix(".points") + ".json")
             if not certificate.exists():

@@ -24,7 +24,8 @@ struct GatedSkipRows {
   void *grad_o, *grad_x, *grad_gate;
 };
 
-/// The rows from `begin` to `end`, for each storage type (storage_index). `skip_backward` adds the gradient of skip to `grad_skip`, float32 (float64).
+/// The rows from `begin` to `end`, for each storage type (storage_index). `skip_backward` adds the gradient of skip to `grad_skip`, float32
+/// (float64).
 struct HeadsKernels {
   void (*scaled_forward[4])(const ScaledHeadsRows&, int64_t begin, int64_t end);
   void (*scaled_backward[4])(const ScaledHeadsRows&, int64_t begin, int64_t end);

@@ -27,8 +27,7 @@ class HandMade {
  public:
   HandMade(const std::string& claim, const std::string& scale, const nlohmann::json& changes,
            const std::function<void(HandMade&)>& fill)
-      : experiment_(select_experiments({claim}).front()),
-        settings_(claim_settings(LETHE_SOURCE, experiment_, scale)) {
+      : experiment_(select_experiments({claim}).front()), settings_(claim_settings(LETHE_SOURCE, experiment_, scale)) {
     settings_.merge_patch(changes);
     for (const Run& run : experiment_.runs(settings_, /*vocabulary=*/257))
       study.trained.push_back({folder_.path() / std::to_string(study.trained.size()), run});
@@ -82,6 +81,7 @@ class HandMade {
     nlohmann::json file = key;
     file["value"] = json_of(found);
     std::filesystem::create_directories(model.folder / "measured");
+    write_sealed(model.folder / "done.json", nlohmann::json::object());  // names no weights
     write_sealed(model.folder / "measured" / (sha256(key.dump()).substr(0, 16) + ".json"), file);
   }
 
@@ -179,10 +179,9 @@ TEST(CurveClaims, SayOfARowWithoutACurveThatItIsOutOfReach) {
   const HandMade claim = architectures(0.4);
   Curves curves(claim.study);
   for (const Artefact& model : claim.study.trained) curves.add(model, model.run.label);
-  for (const Comparison& comparison :
-       {curves.gap("", {{kFox, 1}, {"Decay", -1}}, 32, Expectation::positive()),
-        curves.control("", "Decay", 32, Expectation::within(0.01)),
-        curves.memory("", "Decay", fine_memory, 1, Expectation::within(0))}) {
+  for (const Comparison& comparison : {curves.gap("", {{kFox, 1}, {"Decay", -1}}, 32, Expectation::positive()),
+                                       curves.control("", "Decay", 32, Expectation::within(0.01)),
+                                       curves.memory("", "Decay", fine_memory, 1, Expectation::within(0))}) {
     EXPECT_EQ(comparison.verdict(), Verdict::kOutOfReach);
     EXPECT_EQ(comparison.absent_row, "Decay");
   }
@@ -350,9 +349,8 @@ TEST(PrefixSources, AreOpenOfAModelWithoutCoarseMemory) {
 
 TEST(FirstRuns, ThatChangedSettingsOrRulesAreNotedBesideEachVerdict) {
   const nlohmann::json words = {{"first_run", "in a first run"}, {"control_after_a_run", "in a first run"}};
-  for (const auto& judged :
-       {architectures(0.4, words).judged(), small_model(kNoise).judged(), segment_recurrence(0.1).judged(),
-        prefix_sources({}).judged()})
+  for (const auto& judged : {architectures(0.4, words).judged(), small_model(kNoise).judged(),
+                             segment_recurrence(0.1).judged(), prefix_sources({}).judged()})
     for (const Comparison& comparison : judged)
       EXPECT_NE(comparison.note.find("a first run"), std::string::npos) << comparison.statement;
 }
